@@ -1,0 +1,1 @@
+"""Durable sessions and checkpoints for AI agents."""

@@ -1,0 +1,152 @@
+"""The log as stores keep it. A session is one log, and entry n+1 is accepted only from someone who has seen entry n.
+
+A store takes these values in and gives them out; it decides nothing but the verdict. Times are microseconds since 1970,
+UTC; keys and ids are 16 bytes.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+
+import msgspec
+
+from saveslot.model import Kind
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+
+def micros(at: datetime) -> int:
+    return (at - EPOCH) // MICROSECOND
+
+
+def moment(at: int) -> datetime:
+    return EPOCH + timedelta(microseconds=at)
+
+
+class Entry(msgspec.Struct, gc=False):
+    """One numbered entry of a session's log."""
+
+    seq: int
+    append_id: bytes  # who wrote it: random, so a retry recognises its own entry
+    kind: Kind
+    name: str
+    at: int = 0  # shown time; 0 asks for the store's clock
+    sign: bool = False  # asks the store to count this entry as a sign of life
+    alive: int = 0  # the newest sign of life as of this entry, by the store's clock; the store fills it in
+    fence: int = 0
+    lease: bytes | None = None
+    data_seq: int = 0  # the newest entry, up to this one, that carries the agent's data
+    about_seq: int = 0  # the same for context, metadata and labels
+    recipe: bytes = b""  # the frames that rebuild what this entry holds
+    digest: bytes = b""  # of that, chained over those frames
+    note: bytes | None = None  # small data of its own: a lifecycle entry's, a checkpoint's metadata
+    frame: bytes | None = None  # what changed; gone once thinned
+    size: int = 0  # bytes of frame and note as stored, also when they were not read
+
+
+class Row(msgspec.Struct):
+    """A session's descriptor, and what its log adds up to."""
+
+    key: bytes
+    namespace: str
+    session_id: str
+    agent_type: str = ""
+    user_id: str = ""
+    state: str = "active"
+    created_at: int = 0
+    heartbeat: int = 0
+    fence: int = 0
+    lease: bytes | None = None
+    body: bytes = b""  # context, metadata and labels, encoded
+    labels: dict[str, str] = {}
+
+
+class Head(msgspec.Struct):
+    row: Row
+    last: Entry  # without frame
+
+
+class Group(msgspec.Struct):
+    """Entries of one session that land together or not at all. The first must follow `prev`, the others follow it."""
+
+    key: bytes
+    prev: bytes | None  # append_id of the entry before; None begins a session, and `create` is its row
+    entries: list[Entry]
+    create: Row | None = None
+    state: str | None = None  # what the session's row becomes, in the same transaction; None leaves it
+    body: bytes | None = None
+    labels: dict[str, str] | None = None
+    heartbeat: bool = False
+    delete: bool = False
+    only_stale: int = 0  # land only if nobody gave a sign of life for so many microseconds
+
+
+class Outcome(StrEnum):
+    APPENDED = "appended"
+    ALREADY = "already"  # it had landed before: this was a retry
+    CONFLICT = "conflict"  # someone else wrote that entry, or took that session id
+    FENCED = "fenced"  # the session is no longer held under that lease
+    MISSING = "missing"  # no such session, or deleted
+    LOST = "lost"  # the entry to follow is gone: the database went back in time
+
+
+class Verdict(msgspec.Struct):
+    """What became of one group. `head` is the newest entry when it did not land; `times` the shown times when it did."""
+
+    outcome: Outcome
+    times: list[int] = []
+    head: Entry | None = None
+    heartbeat: int = 0
+
+
+class Query(msgspec.Struct, kw_only=True):
+    """Which sessions. Deleted ones are never among them."""
+
+    namespace: str
+    agent_type: str | None = None
+    user_id: str | None = None
+    state: str | None = None
+    labels: dict[str, str] = {}
+    created_after: int | None = None  # exclusive
+    created_before: int | None = None  # exclusive
+    text: str | None = None  # part of the id, agent type, user id or a label; case of ASCII letters does not matter
+    prefix: str | None = None  # of the id
+    stale_for: int | None = None  # microseconds without a sign of life; such pages run by (heartbeat, key)
+
+
+class Counts(msgspec.Struct):
+    states: dict[str, int] = {}
+    agent_types: dict[str, int] = {}
+    entries: int = 0  # of the whole store
+    stored_bytes: int = 0  # of the whole store
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something was appended somewhere. Hand `cursor` back as `after` to go on behind it."""
+
+    cursor: str
+    session_id: str
+    seq: int
+    kind: str
+    name: str
+    timestamp: datetime
+
+
+Ref = bytes | tuple[str, str]  # a session by key, or by namespace and id
+Place = tuple[int, bytes]  # where a page ended: (created_at or heartbeat, key)
+
+
+def judged(group: Group, here: bytes | None, before: bytes | None, row: Row | None, *, deleted: bool) -> Outcome:
+    """Why a group did not land: `here` and `before` are the append_ids found at its first seq and at the one before."""
+    first = group.entries[0]
+    if here == first.append_id:
+        return Outcome.ALREADY
+    if row is None or deleted:
+        return Outcome.MISSING
+    if first.lease is not None and (row.fence > first.fence or row.lease != first.lease):
+        return Outcome.FENCED
+    if before is None or before != group.prev:
+        return Outcome.LOST
+    return Outcome.CONFLICT

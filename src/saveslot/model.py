@@ -1,0 +1,383 @@
+"""The values users handle: sessions and their checkpoints. Plain values, no I/O.
+
+An `AgentSession` stages what its verbs do; `update_session` appends it. What a caller hands over is copied, so nobody's
+dict is ever shared or changed. `log.py` holds what the stores keep.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum
+from typing import Any, Self, cast
+from uuid import UUID
+
+from saveslot.errors import InvalidInput, NotFound
+from saveslot.lifecycle import COMPLETED, FAILED, SessionState, follow
+
+Data = dict[str, Any]
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def fresh_key() -> bytes:
+    """A UUIDv7: 48 bits of milliseconds, then randomness; keys made later sort later."""
+    tail = bytearray(os.urandom(10))
+    tail[0] = 0x70 | (tail[0] & 0x0F)
+    tail[2] = 0x80 | (tail[2] & 0x3F)
+    return (time.time_ns() // 1_000_000).to_bytes(6, "big") + bytes(tail)
+
+
+def fresh_id() -> str:
+    return str(UUID(bytes=fresh_key()))
+
+
+def copied(value: Any, path: str = "data") -> Any:
+    """The same JSON value in new containers (tuples become lists, as they will when read back)."""
+    try:
+        return _copied(value)
+    except RecursionError:
+        raise InvalidInput(path, "is nested too deep, or contains itself") from None
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_copied(item) for item in cast("list[Any]", value)]
+    return value
+
+
+def as_data(value: Any, path: str) -> Data:
+    """A copy of the caller's dict (None is an empty one)."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidInput(path, f"must be a dict, not {type(value).__name__}")
+    return copied(value, path)
+
+
+def as_time(value: Any, path: str) -> datetime:
+    """An aware UTC time from a datetime or ISO text; one without a zone is taken as UTC."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            raise InvalidInput(path, f"is not an ISO time: {value!r}") from None
+    if not isinstance(value, datetime):
+        raise InvalidInput(path, f"must be a time, not {type(value).__name__}")
+    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+# Names, ids and namespaces are keys: they travel through logs, shells, URLs and other databases.
+MAX_NAME = 200
+
+
+def as_name(value: Any, path: str) -> str:
+    """Any text of 1 to 200 characters that every database, log line and terminal can hold."""
+    if not isinstance(value, str):
+        raise InvalidInput(path, f"must be text, not {type(value).__name__}")
+    if not value:
+        raise InvalidInput(path, "must not be empty")
+    if len(value) > MAX_NAME:
+        raise InvalidInput(path, f"has {len(value):,} characters; at most {MAX_NAME} are allowed")
+    for char in value:
+        if char < " " or char == "\x7f" or "\ud800" <= char <= "\udfff":
+            raise InvalidInput(path, f"must not contain the character {char!a}")
+    return value
+
+
+def as_label(value: Any, path: str) -> str:
+    """Like a name, but it may be empty: an agent type or a user id need not be set."""
+    return "" if value == "" else as_name(value, path)
+
+
+class SessionCheckpoint:
+    """A named moment of a session: what the agent knew then, or what became of the session.
+
+    One that was read from a store is decoded anew each time `.data` is looked at (a session of 10,000 checkpoints stays
+    small); keep the result in a variable.
+    """
+
+    __slots__ = ("_data", "id", "metadata", "name", "timestamp")
+
+    def __init__(
+        self,
+        name: str,
+        timestamp: datetime | None = None,
+        data: Data | None = None,
+        metadata: Data | None = None,
+        id: str = "",  # noqa: A002  (the parity name)
+    ) -> None:
+        self.name = as_name(name, "name")
+        self.timestamp = now() if timestamp is None else as_time(timestamp, "timestamp")
+        self._data: Data | Callable[[], Data] = as_data(data, "data")
+        self.metadata = as_data(metadata, "metadata")
+        self.id = id
+
+    @classmethod
+    def stored(cls, id: str, name: str, timestamp: datetime, load: Callable[[], Data], metadata: Data) -> Self:  # noqa: A002
+        """One whose data is decoded by `load` when it is looked at."""
+        made = cls.__new__(cls)
+        made.id, made.name, made.timestamp, made._data, made.metadata = id, name, timestamp, load, metadata
+        return made
+
+    @property
+    def data(self) -> Data:
+        return self._data() if callable(self._data) else self._data
+
+    def to_dict(self) -> Data:
+        """Name, timestamp and data; also id and metadata where they are set."""
+        told: Data = {"name": self.name, "timestamp": self.timestamp.isoformat(), "data": copied(self.data)}
+        if self.id:
+            told["id"] = self.id
+        if self.metadata:
+            told["metadata"] = copied(self.metadata)
+        return told
+
+    @classmethod
+    def from_dict(cls, told: Data) -> Self:
+        checked = _fields(told, "checkpoint", "name")
+        return cls(
+            name=checked["name"],
+            timestamp=as_time(checked["timestamp"], "checkpoint.timestamp") if "timestamp" in checked else None,
+            data=checked.get("data"),
+            metadata=checked.get("metadata"),
+            id=str(checked.get("id") or ""),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SessionCheckpoint):
+            return NotImplemented
+        mine = (self.id, self.name, self.timestamp, self.metadata)
+        return mine == (other.id, other.name, other.timestamp, other.metadata) and self.data == other.data
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  # a mutable value, like a list
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id or 'staged'}, {self.name!r}, {self.timestamp.isoformat()})"
+
+
+class Checkpoint(SessionCheckpoint):
+    """A checkpoint as `history` and `CheckpointManager` show it: with its id, `<session_id>:<seq>`."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002
+        name: str,
+        timestamp: datetime | None = None,
+        data: Data | None = None,
+        metadata: Data | None = None,
+    ) -> None:
+        super().__init__(name, timestamp, data, metadata, id)
+
+    @property
+    def seq(self) -> int:
+        return int(self.id.rpartition(":")[2])
+
+    def to_dict(self) -> Data:
+        return {
+            "id": self.id,
+            "name": self.name,
+            "timestamp": self.timestamp.isoformat(),
+            "data": copied(self.data),
+            "metadata": copied(self.metadata),
+        }
+
+
+class Kind(IntEnum):
+    """What an entry of the log is. The numbers are stored: never change or reuse one."""
+
+    CREATED = 0
+    CHECKPOINT = 1
+    ROLLBACK = 2
+    PAUSED = 3
+    RESUMED = 4
+    COMPLETED = 5
+    FAILED = 6
+    RECOVERED = 7
+    UPDATED = 8  # context, metadata or labels changed
+    TOMBSTONE = 9
+
+
+# What carries the agent's data, and what a history shows. (UPDATED and TOMBSTONE are shown when asked for everything.)
+DATA_KINDS = frozenset({Kind.CHECKPOINT, Kind.ROLLBACK})
+SHOWN_KINDS = frozenset(Kind) - {Kind.UPDATED, Kind.TOMBSTONE}
+
+VERBS = {
+    Kind.CHECKPOINT: "checkpoint",
+    Kind.PAUSED: "pause",
+    Kind.RESUMED: "resume",
+    Kind.COMPLETED: "complete",
+    Kind.FAILED: "fail",
+    Kind.RECOVERED: "recover",
+}
+
+
+@dataclass(slots=True)
+class Staged:
+    """What a verb of a session did and nobody stored yet. Its id is fixed here, so that any retry is the same entry."""
+
+    kind: Kind
+    checkpoint: SessionCheckpoint
+    append_id: bytes = field(default_factory=lambda: os.urandom(16))
+
+
+@dataclass(slots=True)
+class Seen:
+    """The last entry that the holder of a session value has seen, and what its dicts held then (as stored text)."""
+
+    key: bytes
+    seq: int
+    append_id: bytes
+    about: dict[str, bytes]
+
+
+@dataclass
+class AgentSession:
+    """One agent's session. Its verbs check the transition at once and stage; `update_session` stores what was staged."""
+
+    session_id: str = field(default_factory=fresh_id)
+    agent_type: str = ""
+    user_id: str = ""
+    state: SessionState = SessionState.ACTIVE
+    created_at: datetime = field(default_factory=now)
+    last_heartbeat: datetime = field(default_factory=now)
+    context: Data = field(default_factory=dict[str, Any])
+    metadata: Data = field(default_factory=dict[str, Any])
+    labels: dict[str, str] = field(default_factory=dict[str, str])
+    checkpoints: list[SessionCheckpoint] = field(default_factory=list[SessionCheckpoint])
+    seen: Seen | None = field(default=None, init=False, repr=False, compare=False)
+    staged: list[Staged] = field(default_factory=list[Staged], init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        as_name(self.session_id, "session_id")
+        as_label(self.agent_type, "agent_type")
+        as_label(self.user_id, "user_id")
+        self.state = as_state(self.state)
+        self.created_at = as_time(self.created_at, "created_at")
+        self.last_heartbeat = as_time(self.last_heartbeat, "last_heartbeat")
+        self.context = as_data(self.context, "context")
+        self.metadata = as_data(self.metadata, "metadata")
+        self.labels = as_labels(self.labels)
+
+    def checkpoint(self, name: str, data: Data | None = None) -> SessionCheckpoint:
+        follow(self.state, "checkpoint")
+        return self._stage(Kind.CHECKPOINT, name, data)
+
+    def heartbeat(self) -> None:
+        self.last_heartbeat = now()
+
+    def pause(self) -> None:
+        before = self.state
+        self.state = follow(before, "pause")
+        self._stage(Kind.PAUSED, "session_paused", {"previous_state": before.value})
+
+    def resume(self) -> None:
+        if follow(self.state, "resume") == self.state:
+            return
+        self.state = SessionState.ACTIVE
+        self.heartbeat()
+        self._stage(Kind.RESUMED, "session_resumed", {})
+
+    def complete(self, result: Any = None) -> None:
+        self.state = follow(self.state, "complete")
+        self._stage(Kind.COMPLETED, "session_completed", {"result": {} if result is None else result})
+
+    def fail(self, error: str, error_details: Data | None = None) -> None:
+        self.state = follow(self.state, "fail")
+        self._stage(Kind.FAILED, "session_failed", {"error": error, "details": error_details or {}})
+
+    def recover(self) -> None:
+        """Take a failed session up again, on purpose."""
+        self.state = follow(self.state, "recover")
+        self.heartbeat()
+        self._stage(Kind.RECOVERED, "session_recovered", {})
+
+    def get_last_checkpoint(self, name: str | None = None) -> SessionCheckpoint | None:
+        return next((c for c in reversed(self.checkpoints) if name is None or c.name == name), None)
+
+    def get_duration(self) -> timedelta:
+        ended = self.state in {COMPLETED, FAILED} and self.checkpoints
+        return (self.checkpoints[-1].timestamp if ended else now()) - self.created_at
+
+    def to_dict(self) -> Data:
+        return {
+            "session_id": self.session_id,
+            "agent_type": self.agent_type,
+            "user_id": self.user_id,
+            "state": self.state.value,
+            "created_at": self.created_at.isoformat(),
+            "last_heartbeat": self.last_heartbeat.isoformat(),
+            "context": copied(self.context),
+            "metadata": copied(self.metadata),
+            "labels": dict(self.labels),
+            "checkpoints": [checkpoint.to_dict() for checkpoint in self.checkpoints],
+        }
+
+    @classmethod
+    def from_dict(cls, told: Data) -> Self:
+        """A session value from `to_dict`'s form. It has seen no store yet: `refresh` it before an update."""
+        checked = _fields(told, "session", "session_id")
+        checkpoints = checked.get("checkpoints") or []
+        if not isinstance(checkpoints, list):
+            raise InvalidInput("session.checkpoints", "must be a list")
+        times = {k: as_time(checked[k], f"session.{k}") for k in ("created_at", "last_heartbeat") if k in checked}
+        return cls(
+            session_id=checked["session_id"],
+            agent_type=checked.get("agent_type") or "",
+            user_id=checked.get("user_id") or "",
+            state=as_state(checked.get("state", SessionState.ACTIVE)),
+            context=as_data(checked.get("context"), "session.context"),
+            metadata=as_data(checked.get("metadata"), "session.metadata"),
+            labels=as_labels(checked.get("labels")),
+            checkpoints=[SessionCheckpoint.from_dict(item) for item in cast("list[Data]", checkpoints)],
+            **times,
+        )
+
+    def _stage(self, kind: Kind, name: str, data: Data | None) -> SessionCheckpoint:
+        made = SessionCheckpoint(name, data=data)
+        self.checkpoints.append(made)
+        self.staged.append(Staged(kind, made))
+        return made
+
+
+def as_state(value: Any) -> SessionState:
+    try:
+        return SessionState(value)
+    except ValueError:
+        states = ", ".join(SessionState)
+        raise InvalidInput("state", f"{value!r} is not one of {states}") from None
+
+
+def as_labels(value: Any) -> dict[str, str]:
+    """Labels are what `find` filters by: short text to short text."""
+    found = as_data(value, "labels")
+    return {as_name(key, "labels"): as_label(item, f"labels.{key}") for key, item in found.items()}
+
+
+def unloaded(checkpoint_id: str) -> Callable[[], Data]:
+    def say_so() -> Data:
+        session_id = checkpoint_id.rpartition(":")[0]
+        raise NotFound(
+            f"checkpoint {checkpoint_id} was not loaded with its session: "
+            f"use get_session({session_id!r}, history='all') or get_checkpoint({session_id!r}, ref)"
+        )
+
+    return say_so
+
+
+def _fields(told: Any, what: str, *needed: str) -> Data:
+    if not isinstance(told, dict):
+        raise InvalidInput(what, f"must be a dict, not {type(told).__name__}")
+    for name in needed:
+        if name not in told:
+            raise InvalidInput(f"{what}.{name}", "is missing")
+    return cast("Data", told)

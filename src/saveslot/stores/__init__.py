@@ -1,0 +1,90 @@
+"""Log entries <-> a database. A store knows rows, never policy: ten primitives, and every feature is written above them.
+
+To add one: implement `Store`, name its URL scheme in `open_store`, run `saveslot.testing.conformance` on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from saveslot.errors import InvalidInput
+from saveslot.log import Counts, Entry, Event, Group, Head, Place, Query, Ref, Row, Verdict
+
+
+class Store(Protocol):
+    async def append(self, groups: Sequence[Group]) -> list[Verdict]:
+        """Land each group or say why not. What landed is durable; a cancelled call abandons the answer, not the write."""
+        ...
+
+    async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
+        """Row and newest entry of each session, never older than what anyone was acknowledged; None if unknown or deleted."""
+        ...
+
+    async def entries(
+        self,
+        key: bytes,
+        ranges: Sequence[tuple[int, int]] = ((1, 2**62),),
+        *,
+        kinds: frozenset[int] | None = None,
+        name: str | None = None,
+        newest: int | None = None,
+        frames: bool = True,
+    ) -> list[Entry]:
+        """Entries in the order of their seqs; `newest` keeps the last n of them. Without frames their `size` is told."""
+        ...
+
+    async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
+        """A page of sessions, newest first (by staleness: longest silent first), behind `after`."""
+        ...
+
+    async def count(self, query: Query) -> Counts: ...
+
+    async def beat(self, keys: Sequence[bytes]) -> list[int]:
+        """Mark sessions as alive now; the times, 0 for one that is unknown, deleted or ended."""
+        ...
+
+    async def events(
+        self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
+    ) -> tuple[list[Event], str]:
+        """What was appended behind the cursor (None: from now on), in commit order, and the next cursor.
+
+        Waits that many seconds for something to come. No gap, no repeat: an event is shown only once nothing can be
+        committed before it any more.
+        """
+        ...
+
+    async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
+        """Drop the frames of these entries. Their rows stay, so that seq-1 always exists; the number emptied."""
+        ...
+
+    async def purge(self, key: bytes) -> int:
+        """Remove a deleted session, rows and all; the number of entries. A live one is left alone."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+async def open_store(url: str) -> Store:
+    """The store that a URL names."""
+    scheme, _, rest = url.partition(":")
+    if scheme == "memory":
+        from saveslot.stores.memory import MemoryStore  # noqa: PLC0415  (each backend is imported when it is used)
+
+        return MemoryStore()
+    if scheme == "sqlite":
+        from saveslot.stores.sqlite import SqliteStore  # noqa: PLC0415
+
+        return await SqliteStore.open(sqlite_path(url))
+    known = "memory:, sqlite:///file.db"
+    raise InvalidInput("url", f"{scheme if rest else url!r} names no store that this version knows; use {known}")
+
+
+def sqlite_path(url: str) -> str:
+    """`sqlite:///relative.db` and `sqlite:////absolute.db`, as elsewhere in Python."""
+    parts = urlsplit(url)
+    path = unquote(parts.path[1:])
+    if parts.netloc or not path or parts.query or parts.fragment:
+        raise InvalidInput("url", f"{url!r} is not of the form sqlite:///file.db (or sqlite:////folder/file.db)")
+    return path

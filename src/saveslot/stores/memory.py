@@ -1,0 +1,232 @@
+"""The reference: the whole protocol in plain dicts. Every other store is tested to behave like this one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from saveslot.log import (
+    Counts,
+    Entry,
+    Event,
+    Group,
+    Head,
+    Outcome,
+    Place,
+    Query,
+    Ref,
+    Row,
+    Verdict,
+    judged,
+    moment,
+)
+from saveslot.model import Kind
+
+
+def clock() -> int:
+    return time.time_ns() // 1000
+
+
+class MemoryStore:
+    def __init__(self, clock: Callable[[], int] = clock) -> None:
+        self._clock = clock
+        self._rows: dict[bytes, Row] = {}
+        self._deleted: set[bytes] = set()
+        self._ids: dict[tuple[str, str], bytes] = {}
+        self._logs: dict[bytes, list[Entry]] = {}
+        self._feed: list[tuple[bytes, Entry]] = []
+        self._news = asyncio.Event()
+
+    async def append(self, groups: Sequence[Group]) -> list[Verdict]:
+        verdicts = [self._land(group) for group in groups]
+        self._news.set()
+        self._news = asyncio.Event()
+        return verdicts
+
+    def _land(self, group: Group) -> Verdict:
+        log = self._logs.get(group.key, [])
+        row = self._rows.get(group.key)
+        first = group.entries[0]
+        if group.create is not None:
+            taken = self._ids.get((group.create.namespace, group.create.session_id))
+            if taken is not None or row is not None:
+                mine = bool(log) and log[0].append_id == first.append_id
+                head = self._logs[taken][-1] if taken is not None else None
+                return self._landed(group) if mine else Verdict(Outcome.CONFLICT, head=head)
+        else:
+            here = log[first.seq - 1].append_id if len(log) >= first.seq else None
+            before = log[first.seq - 2].append_id if len(log) >= first.seq - 1 and first.seq > 1 else None
+            free = len(log) == first.seq - 1 and before == group.prev and group.key not in self._deleted
+            outcome = judged(group, here, before, row, deleted=group.key in self._deleted)
+            if outcome is Outcome.ALREADY:
+                return self._landed(group)
+            if row is None or not free or outcome is Outcome.FENCED:
+                return Verdict(outcome, head=log[-1] if log else None)
+            if group.only_stale and max(row.heartbeat, log[-1].alive) > self._clock() - group.only_stale:
+                return Verdict(Outcome.CONFLICT, head=log[-1])
+        self._write(group)
+        return Verdict(Outcome.APPENDED, self._landed(group).times, heartbeat=self._rows[group.key].heartbeat)
+
+    def _write(self, group: Group) -> None:
+        now = self._clock()
+        if group.create is not None:
+            row = msgspec.structs.replace(group.create, heartbeat=group.create.heartbeat or now)
+            row.created_at = row.created_at or now
+            self._rows[group.key] = row
+            self._ids[row.namespace, row.session_id] = group.key
+            self._logs[group.key] = []
+        row, log = self._rows[group.key], self._logs[group.key]
+        for entry in group.entries:
+            alive = now if entry.sign else log[-1].alive if log else row.heartbeat
+            kept = msgspec.structs.replace(entry, at=entry.at or now, alive=alive, sign=False)
+            kept.size = len(kept.frame or b"") + len(kept.note or b"")
+            log.append(kept)
+            self._feed.append((group.key, kept))
+        row.state = group.state or row.state
+        row.body = row.body if group.body is None else group.body
+        row.labels = row.labels if group.labels is None else dict(group.labels)
+        row.heartbeat = now if group.heartbeat else row.heartbeat
+        row.fence, row.lease = log[-1].fence, log[-1].lease
+        if group.delete:
+            self._deleted.add(group.key)
+            del self._ids[row.namespace, row.session_id]
+
+    def _landed(self, group: Group) -> Verdict:
+        log = self._logs[group.key]
+        return Verdict(
+            Outcome.ALREADY,
+            [log[entry.seq - 1].at for entry in group.entries],
+            heartbeat=self._rows[group.key].heartbeat,
+        )
+
+    async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
+        return [self._head(ref) for ref in refs]
+
+    def _head(self, ref: Ref) -> Head | None:
+        key = ref if isinstance(ref, bytes) else self._ids.get(ref)
+        if key is None or key not in self._rows or key in self._deleted:
+            return None
+        return Head(_copy(self._rows[key]), msgspec.structs.replace(self._logs[key][-1], frame=None))
+
+    async def entries(
+        self,
+        key: bytes,
+        ranges: Sequence[tuple[int, int]] = ((1, 2**62),),
+        *,
+        kinds: frozenset[int] | None = None,
+        name: str | None = None,
+        newest: int | None = None,
+        frames: bool = True,
+    ) -> list[Entry]:
+        found = [
+            entry
+            for first, last in ranges
+            for entry in self._logs.get(key, [])[first - 1 : last]
+            if (kinds is None or entry.kind in kinds) and (name is None or entry.name == name)
+        ]
+        if newest is not None:
+            found = found[max(0, len(found) - newest) :]
+        return [msgspec.structs.replace(entry, frame=entry.frame if frames else None) for entry in found]
+
+    async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
+        found = self._matching(query)
+        if query.stale_for is not None:
+            found.sort(key=lambda row: (row.heartbeat, row.key))
+            found = [row for row in found if after is None or (row.heartbeat, row.key) > after]
+        else:
+            found.sort(key=lambda row: (row.created_at, row.key), reverse=True)
+            found = [row for row in found if after is None or (row.created_at, row.key) < after]
+        return [_copy(row) for row in found[:limit]]
+
+    async def count(self, query: Query) -> Counts:
+        counts = Counts(
+            entries=sum(map(len, self._logs.values())),
+            stored_bytes=sum(entry.size for log in self._logs.values() for entry in log),
+        )
+        for row in self._matching(query):
+            counts.states[row.state] = counts.states.get(row.state, 0) + 1
+            counts.agent_types[row.agent_type] = counts.agent_types.get(row.agent_type, 0) + 1
+        return counts
+
+    def _matching(self, query: Query) -> list[Row]:
+        cutoff = None if query.stale_for is None else self._clock() - query.stale_for
+        return [
+            row
+            for key, row in self._rows.items()
+            if key not in self._deleted
+            and _matches(row, query)
+            and (cutoff is None or max(row.heartbeat, self._logs[key][-1].alive) < cutoff)
+        ]
+
+    async def beat(self, keys: Sequence[bytes]) -> list[int]:
+        return [self._beat(key) for key in keys]
+
+    def _beat(self, key: bytes) -> int:
+        row = self._rows.get(key)
+        if row is None or key in self._deleted or row.state not in {"active", "paused"}:
+            return 0
+        row.heartbeat = self._clock()
+        return row.heartbeat
+
+    async def events(
+        self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
+    ) -> tuple[list[Event], str]:
+        end = time.monotonic() + wait
+        start = len(self._feed) if after is None else int(after)
+        while True:
+            found: list[Event] = []
+            at = start
+            for at, (owner, entry) in enumerate(self._feed[start:], start + 1):  # noqa: B007
+                row = self._rows.get(owner)
+                if row is not None and row.namespace == namespace and key in {None, owner}:
+                    found.append(
+                        Event(str(at), row.session_id, entry.seq, Kind(entry.kind).name.lower(), entry.name, moment(entry.at))
+                    )
+                    if len(found) == limit:
+                        break
+            if found or time.monotonic() >= end:
+                return found, str(at)
+            try:
+                await asyncio.wait_for(self._news.wait(), end - time.monotonic())
+            except TimeoutError:
+                return [], str(at)
+
+    async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
+        wanted = set(seqs)
+        found = [entry for entry in self._logs.get(key, []) if entry.seq in wanted and entry.frame is not None]
+        for entry in found:
+            entry.frame = None
+            entry.size = len(entry.note or b"")
+        return len(found)
+
+    async def purge(self, key: bytes) -> int:
+        if key not in self._deleted:
+            return 0
+        del self._rows[key]
+        self._deleted.discard(key)
+        return len(self._logs.pop(key))
+
+    async def close(self) -> None:
+        """Nothing to let go: the values live as long as the store."""
+
+
+def _copy(row: Row) -> Row:
+    return msgspec.structs.replace(row, labels=dict(row.labels))
+
+
+def _matches(row: Row, query: Query) -> bool:
+    texts = (row.session_id, row.agent_type, row.user_id, *row.labels.values())
+    return (
+        row.namespace == query.namespace
+        and (query.agent_type is None or row.agent_type == query.agent_type)
+        and (query.user_id is None or row.user_id == query.user_id)
+        and (query.state is None or row.state == query.state)
+        and all(row.labels.get(name) == value for name, value in query.labels.items())
+        and (query.created_after is None or row.created_at > query.created_after)
+        and (query.created_before is None or row.created_at < query.created_before)
+        and (query.text is None or any(query.text.encode().lower() in text.encode().lower() for text in texts))
+        and (query.prefix is None or row.session_id.startswith(query.prefix))
+    )

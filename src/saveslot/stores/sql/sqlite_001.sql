@@ -1,0 +1,45 @@
+-- The log. (key, seq) is the lock: two writers of entry n+1 meet here and one of them wins.
+-- `feed` numbers every entry of the file in commit order and is never reused, so a watcher misses and repeats nothing.
+create table checkpoints (
+  feed      integer primary key autoincrement,
+  key       blob    not null,
+  seq       integer not null,
+  append_id blob    not null,
+  kind      integer not null,
+  name      text    not null,
+  at        integer not null,
+  alive     integer not null,
+  fence     integer not null,
+  lease     blob,
+  data_seq  integer not null,
+  about_seq integer not null,
+  recipe    blob    not null,
+  digest    blob    not null,
+  note      blob,
+  frame     blob
+);
+create unique index checkpoints_by_seq on checkpoints (key, seq);
+
+-- What the log adds up to, one row a session; written in the transaction of the entry that changes it, and by heartbeats.
+create table sessions (
+  key        blob    primary key,
+  namespace  text    not null,
+  id         text    not null,
+  agent_type text    not null,
+  user_id    text    not null,
+  state      text    not null,
+  created_at integer not null,
+  heartbeat  integer not null,
+  fence      integer not null,
+  lease      blob,
+  labels     text    not null,
+  deleted_at integer,
+  body       blob    not null
+);
+-- A deleted id may be created again: only the living ones are unique.
+create unique index sessions_by_id    on sessions (namespace, id) where deleted_at is null;
+create index sessions_by_time         on sessions (namespace, created_at, key) where deleted_at is null;
+create index sessions_by_state        on sessions (namespace, state, created_at, key) where deleted_at is null;
+create index sessions_by_agent_type   on sessions (namespace, agent_type, created_at, key) where deleted_at is null;
+create index sessions_by_user         on sessions (namespace, user_id, created_at, key) where deleted_at is null;
+create index sessions_by_heartbeat    on sessions (namespace, state, heartbeat, key) where deleted_at is null;

@@ -1,0 +1,510 @@
+"""One SQLite file, several processes: readers beside one writer at a time, many appends in one commit.
+
+SQLite comes with apsw: the versions that most Pythons link can damage a WAL file which two processes write. An
+acknowledgement means that the WAL was synced (synchronous=FULL). Known limit: a process stopped inside a commit stops
+every writer of the file until it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+import msgspec
+
+from saveslot.errors import Corrupt, InvalidInput, SaveslotError, Unavailable
+from saveslot.log import (
+    Counts,
+    Entry,
+    Event,
+    Group,
+    Head,
+    Outcome,
+    Place,
+    Query,
+    Ref,
+    Row,
+    Verdict,
+    judged,
+    moment,
+)
+from saveslot.model import Kind
+from saveslot.stores.memory import clock
+from saveslot.stores.writer import Writer, busy_waiter
+
+T = TypeVar("T")
+
+APPLICATION_ID = 0x53_41_56_45  # "SAVE", in the file's header
+# Two readers: one may be deep in a long history while the other answers.
+READERS = 2
+# How long a read waits for a lock (only recovery after a crash takes one).
+READ_PATIENCE = 10.0
+# Other processes' appends are seen within this time; our own wake a watcher at once.
+POLL = 0.05
+
+_HEADER = "seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq, recipe, digest, note"
+_SIZE = "coalesce(length(frame), 0) + coalesce(length(note), 0)"
+_ROW = "key, namespace, id, agent_type, user_id, state, created_at, heartbeat, fence, lease, body, labels"
+
+# The guard is the join: the entry before must be there, carry `prev`, and be no tombstone.
+_FOLLOW = """
+insert into checkpoints (key, seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq,
+                         recipe, digest, note, frame)
+select ?1, ?2, ?3, ?4, ?5, ?6, coalesce(?7, p.alive), ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15
+from checkpoints p where p.key = ?1 and p.seq = ?2 - 1 and p.append_id = ?16 and p.kind <> 9
+on conflict do nothing"""
+_BEGIN = """
+insert into checkpoints (key, seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq,
+                         recipe, digest, note, frame)
+values (?1, ?2, ?3, ?4, ?5, ?6, coalesce(?7, 0), ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)"""
+_CREATE = f"""
+insert into sessions ({_ROW}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict do nothing"""  # noqa: S608
+_PROJECT = """
+update sessions set state = coalesce(?2, state), body = coalesce(?3, body), labels = coalesce(?4, labels),
+  heartbeat = coalesce(?5, heartbeat), deleted_at = ?6, fence = ?7, lease = ?8
+where key = ?1"""
+
+
+class SqliteStore:
+    def __init__(self, path: str, clock: Callable[[], int] = clock, vfs: str | None = None) -> None:
+        self._path = path
+        self._clock = clock
+        self._vfs = vfs
+        self._local = threading.local()
+        self._connections: list[apsw.Connection] = []
+        self._readers = ThreadPoolExecutor(READERS, "saveslot-reader")
+        self._news = asyncio.Event()
+        self._closed = False
+
+    @classmethod
+    async def open(cls, path: str, clock: Callable[[], int] = clock, vfs: str | None = None) -> SqliteStore:
+        """Open the file, make or migrate its tables; safe when many processes do so at once."""
+        store = cls(path, clock, vfs)
+        connection = await asyncio.get_running_loop().run_in_executor(None, store._prepared)
+        store._writer = Writer(connection, store._told)
+        return store
+
+    _writer: Writer
+
+    def _told(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    # Opening
+
+    def _prepared(self) -> apsw.Connection:
+        with _translated(self._path):
+            if self._path != ":memory:":
+                Path(self._path).parent.mkdir(parents=True, exist_ok=True)
+            connection = self._connect()
+            _migrate(connection, self._path)
+            return connection
+
+    def _connect(self) -> apsw.Connection:
+        connection = apsw.Connection(self._path, vfs=self._vfs)
+        connection.set_busy_handler(busy_waiter(READ_PATIENCE))
+        connection.pragma("synchronous", "full")
+        return connection
+
+    async def _read(self, work: Callable[[apsw.Connection], T]) -> T:
+        def run() -> T:
+            with _translated(self._path):
+                connection = getattr(self._local, "connection", None)
+                if connection is None:
+                    connection = self._local.connection = self._connect()
+                    connection.pragma("query_only", 1)
+                    self._connections.append(connection)
+                return work(connection)
+
+        self._check_open()
+        return await asyncio.get_running_loop().run_in_executor(self._readers, run)
+
+    async def _write(self, work: Callable[[apsw.Connection], T]) -> T:
+        self._check_open()
+        with _translated(self._path):
+            return await self._writer.submit(work)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("this store is closed; open it again")
+
+    # Writing
+
+    async def append(self, groups: Sequence[Group]) -> list[Verdict]:
+        return await self._write(lambda connection: [self._land(connection, group) for group in groups])
+
+    def _land(self, connection: apsw.Connection, group: Group) -> Verdict:
+        now = self._clock()
+        if group.create is not None:
+            landed = self._begin(connection, group, group.create, now)
+        else:
+            stale = not group.only_stale or self._stale(connection, group, now - group.only_stale)
+            landed = stale and self._follow(connection, group, group.entries, group.prev, now)
+        if not landed:
+            return self._verdict(connection, group)
+        last = group.entries[-1]
+        heartbeat = now if group.heartbeat else 0
+        if last.kind != Kind.CHECKPOINT or heartbeat or group.state or group.body is not None:
+            labels = None if group.labels is None else _labels_text(group.labels)
+            deleted_at = now if group.delete else None
+            values = (group.key, group.state, group.body, labels, heartbeat or None, deleted_at, last.fence, last.lease)
+            connection.execute(_PROJECT, values)
+        if group.create is not None:
+            heartbeat = heartbeat or group.create.heartbeat or now
+        return Verdict(Outcome.APPENDED, [entry.at or now for entry in group.entries], heartbeat=heartbeat)
+
+    def _begin(self, connection: apsw.Connection, group: Group, row: Row, now: int) -> bool:
+        heartbeat = row.heartbeat or now
+        values = (
+            *(row.key, row.namespace, row.session_id, row.agent_type, row.user_id, row.state),
+            *(row.created_at or now, heartbeat, row.fence, row.lease, row.body, _labels_text(row.labels)),
+        )
+        connection.execute(_CREATE, values)
+        if not connection.changes():
+            return False
+        first, *rest = group.entries
+        connection.execute(_BEGIN, _values(group.key, first, now, now if first.sign else heartbeat))
+        return not rest or self._follow(connection, group, rest, first.append_id, now)
+
+    def _follow(
+        self, connection: apsw.Connection, group: Group, entries: list[Entry], prev: bytes | None, now: int
+    ) -> bool:
+        for entry in entries:
+            connection.execute(_FOLLOW, (*_values(group.key, entry, now, now if entry.sign else None), prev))
+            if not connection.changes():
+                return False  # only ever the first: behind an entry of ours nobody else can have written
+            prev = entry.append_id
+        return True
+
+    def _stale(self, connection: apsw.Connection, group: Group, cutoff: int) -> bool:
+        sql = "select heartbeat < ?2 and (select alive from checkpoints where key = ?1 and seq = ?3) < ?2 from sessions where key = ?1"
+        found = connection.execute(sql, (group.key, cutoff, group.entries[0].seq - 1)).fetchone()
+        return bool(found and found[0])
+
+    def _verdict(self, connection: apsw.Connection, group: Group) -> Verdict:
+        first = group.entries[0]
+        if group.create is not None:
+            head = self._head(connection, (group.create.namespace, group.create.session_id))
+            here = _append_id(connection, group.key, first.seq)
+            if here == first.append_id:
+                return self._already(connection, group)
+            return Verdict(Outcome.CONFLICT, head=None if head is None else head.last)
+        row = _row(connection, "key = ?", (group.key,), deleted=True)
+        gone = row is not None and _row(connection, "key = ?", (group.key,)) is None
+        here = _append_id(connection, group.key, first.seq)
+        before = _append_id(connection, group.key, first.seq - 1)
+        outcome = judged(group, here, before, row, deleted=gone)
+        if outcome is Outcome.ALREADY:
+            return self._already(connection, group)
+        return Verdict(outcome, head=_last(connection, group.key))
+
+    def _already(self, connection: apsw.Connection, group: Group) -> Verdict:
+        first, last = group.entries[0].seq, group.entries[-1].seq
+        sql = "select at from checkpoints where key = ? and seq between ? and ? order by seq"
+        times = [at for (at,) in connection.execute(sql, (group.key, first, last))]
+        row = _row(connection, "key = ?", (group.key,), deleted=True)
+        return Verdict(Outcome.ALREADY, times, heartbeat=0 if row is None else row.heartbeat)
+
+    async def beat(self, keys: Sequence[bytes]) -> list[int]:
+        def work(connection: apsw.Connection) -> list[int]:
+            now = self._clock()
+            beaten: list[int] = []
+            sql = "update sessions set heartbeat = ? where key = ? and deleted_at is null and state in ('active', 'paused')"
+            for key in keys:
+                connection.execute(sql, (now, key))
+                beaten.append(now if connection.changes() else 0)
+            return beaten
+
+        return await self._write(work)
+
+    async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
+        def work(connection: apsw.Connection) -> int:
+            sql = "update checkpoints set frame = null where key = ? and seq = ? and frame is not null"
+            emptied = 0
+            for seq in seqs:
+                connection.execute(sql, (key, seq))
+                emptied += connection.changes()
+            return emptied
+
+        return await self._write(work)
+
+    async def purge(self, key: bytes) -> int:
+        def work(connection: apsw.Connection) -> int:
+            connection.execute("delete from sessions where key = ? and deleted_at is not null", (key,))
+            if not connection.changes():
+                return 0
+            connection.execute("delete from checkpoints where key = ?", (key,))
+            return connection.changes()
+
+        return await self._write(work)
+
+    # Reading
+
+    async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
+        return await self._read(lambda connection: [self._head(connection, ref) for ref in refs])
+
+    def _head(self, connection: apsw.Connection, ref: Ref) -> Head | None:
+        # One snapshot for both: a row must never be older than the entry beside it.
+        with connection:
+            where, values = ("key = ?", (ref,)) if isinstance(ref, bytes) else ("namespace = ? and id = ?", ref)
+            row = _row(connection, where, values)
+            return None if row is None else Head(row, _last(connection, row.key))
+
+    async def entries(
+        self,
+        key: bytes,
+        ranges: Sequence[tuple[int, int]] = ((1, 2**62),),
+        *,
+        kinds: frozenset[int] | None = None,
+        name: str | None = None,
+        newest: int | None = None,
+        frames: bool = True,
+    ) -> list[Entry]:
+        where, values = "key = ? and seq between ? and ?", list[Any]()
+        if kinds is not None:
+            where += f" and kind in ({', '.join(str(int(kind)) for kind in sorted(kinds))})"
+        if name is not None:
+            where += " and name = ?"
+            values.append(name)
+        frame = "frame" if frames else "null"
+        sql = f"select {_HEADER}, {frame}, {_SIZE} from checkpoints where {where} order by seq desc limit ?"  # noqa: S608
+
+        def work(connection: apsw.Connection) -> list[Entry]:
+            found: list[Entry] = []
+            for first, last in reversed(ranges):
+                limit = -1 if newest is None else newest - len(found)
+                rows = connection.execute(sql, (key, first, last, *values, limit))
+                found += [_entry(row) for row in rows]
+            found.reverse()
+            return found
+
+        return await self._read(work)
+
+    async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
+        where, values = _where(query, self._clock())
+        column, order, compare = ("heartbeat", "asc", ">") if query.stale_for is not None else ("created_at", "desc", "<")
+        if after is not None:
+            where += f" and ({column}, key) {compare} (?, ?)"
+            values += after
+        sql = f"select {_ROW} from sessions where {where} order by {column} {order}, key {order} limit ?"  # noqa: S608
+        return await self._read(lambda c: [_to_row(row) for row in c.execute(sql, (*values, limit))])
+
+    async def count(self, query: Query) -> Counts:
+        where, values = _where(query, self._clock())
+
+        def work(connection: apsw.Connection) -> Counts:
+            by_state = f"select state, count(*) from sessions where {where} group by state"  # noqa: S608
+            by_type = f"select agent_type, count(*) from sessions where {where} group by agent_type"  # noqa: S608
+            with connection:
+                return Counts(
+                    states=dict(connection.execute(by_state, values)),
+                    agent_types=dict(connection.execute(by_type, values)),
+                    entries=connection.execute("select count(*) from checkpoints").get,
+                    stored_bytes=connection.pragma("page_count") * connection.pragma("page_size"),
+                )
+
+        return await self._read(work)
+
+    async def events(
+        self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
+    ) -> tuple[list[Event], str]:
+        end = time.monotonic() + wait
+        newest = "select coalesce(max(seq), 0) from sqlite_sequence where name = 'checkpoints'"
+        start = await self._read(lambda c: c.execute(newest).get) if after is None else int(after)
+        mine = "" if key is None else " and c.key = ?"
+        sql = f"""
+            select c.feed, s.id, c.seq, c.kind, c.name, c.at, s.namespace = ?2{mine.replace('?', '?4')}
+            from checkpoints c join sessions s on s.key = c.key where c.feed > ?1 order by c.feed limit ?3"""  # noqa: S608
+        values = (namespace, limit) if key is None else (namespace, limit, key)
+        while True:
+            news = self._news
+            rows = await self._read(lambda c: c.execute(sql, (start, *values)).fetchall())
+            start = rows[-1][0] if rows else start
+            found = [
+                Event(str(feed), session_id, seq, Kind(kind).name.lower(), name, moment(at))
+                for feed, session_id, seq, kind, name, at, wanted in rows
+                if wanted
+            ]
+            left = end - time.monotonic()
+            if found or left <= 0:
+                return found, str(start)
+            if not rows:
+                await _either(news, min(POLL, left))
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await self._writer.close()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._readers.shutdown)
+        for connection in self._connections:
+            connection.close()
+
+
+async def _either(news: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(news.wait(), seconds)
+    except TimeoutError:
+        return
+
+
+class _translated:  # noqa: N801  (reads as a verb)
+    """SQLite's errors in Saveslot's words, once, for every path into the file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
+        match exc:
+            case apsw.NotADBError():
+                raise InvalidInput("url", f"{self._path} is not a SQLite database; name another file") from exc
+            case apsw.CorruptError():
+                raise Corrupt(self._path, f"SQLite finds it damaged ({exc})") from exc
+            case apsw.FullError():
+                raise Unavailable(f"{self._path}: the disk is full; nothing was stored; free some space and retry") from exc
+            case apsw.BusyError() | apsw.LockedError():
+                raise Unavailable(f"{self._path}: another process holds the file's write lock; retry") from exc
+            case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError() | OSError():
+                hint = "make its folder writable, or choose another file by SAVESLOT_URL"
+                raise Unavailable(f"{self._path} cannot be opened or written ({exc}); {hint}") from exc
+            case apsw.Error():
+                raise Unavailable(f"{self._path}: {exc}; nothing was acknowledged; retry") from exc
+            case _:
+                return
+
+
+def migrations() -> list[str]:
+    """The numbered scripts, oldest first."""
+    folder = files("saveslot.stores") / "sql"
+    names = sorted(file.name for file in folder.iterdir() if re.fullmatch(r"sqlite_\d+\.sql", file.name))
+    return [(folder / name).read_text() for name in names]
+
+
+def _migrate(connection: apsw.Connection, path: str) -> None:
+    scripts = migrations()
+    if connection.pragma("user_version") == len(scripts):
+        return
+    _refuse_strangers(connection, path, len(scripts))
+    _switch_to_wal(connection)
+    # Of eight processes that open a new file one migrates and seven wait, then find nothing left to do.
+    connection.execute("begin immediate")
+    try:
+        _refuse_strangers(connection, path, len(scripts))
+        for script in scripts[connection.pragma("user_version") :]:
+            connection.execute(script)
+        connection.pragma("application_id", APPLICATION_ID)
+        connection.pragma("user_version", len(scripts))
+        connection.execute("commit")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("rollback")
+        raise
+
+
+def _refuse_strangers(connection: apsw.Connection, path: str, known: int) -> None:
+    version = connection.pragma("user_version")
+    if connection.pragma("application_id") != APPLICATION_ID:
+        if version or connection.execute("select count(*) from sqlite_schema").get:
+            raise InvalidInput("url", f"{path} is another program's database; name a file of its own for Saveslot")
+    elif version > known:
+        raise InvalidInput(
+            "url", f"{path} was written by a newer Saveslot (format {version}, this one knows {known}); upgrade saveslot"
+        )
+
+
+def _switch_to_wal(connection: apsw.Connection) -> None:
+    """The first process to open a file switches it; SQLite answers the others at once with "busy", so they ask again."""
+    deadline = time.monotonic() + READ_PATIENCE
+    while True:
+        try:
+            if connection.pragma("journal_mode") != "wal":
+                connection.pragma("auto_vacuum", "incremental")
+                connection.pragma("journal_mode", "wal")
+        except apsw.BusyError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def _values(key: bytes, entry: Entry, now: int, alive: int | None) -> tuple[Any, ...]:
+    return (
+        *(key, entry.seq, entry.append_id, entry.kind, entry.name, entry.at or now, alive, entry.fence, entry.lease),
+        *(entry.data_seq, entry.about_seq, entry.recipe, entry.digest, entry.note, entry.frame),
+    )
+
+
+def _entry(row: Any) -> Entry:
+    seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq, recipe, digest, note, frame, size = row
+    return Entry(
+        seq, append_id, Kind(kind), name, at, False, alive, fence, lease, data_seq, about_seq,  # noqa: FBT003
+        recipe, digest, note, frame, size,
+    )  # fmt: skip
+
+
+def _to_row(row: Any) -> Row:
+    *columns, labels = row
+    return Row(*columns, labels=msgspec.json.decode(labels, type=dict[str, str]))
+
+
+def _row(connection: apsw.Connection, where: str, values: Sequence[Any], *, deleted: bool = False) -> Row | None:
+    living = "" if deleted else " and deleted_at is null"
+    found = connection.execute(f"select {_ROW} from sessions where {where}{living}", values).fetchone()  # noqa: S608
+    return None if found is None else _to_row(found)
+
+
+def _last(connection: apsw.Connection, key: bytes) -> Entry:
+    sql = f"select {_HEADER}, null, {_SIZE} from checkpoints where key = ? order by seq desc limit 1"  # noqa: S608
+    return _entry(connection.execute(sql, (key,)).fetchone())
+
+
+def _append_id(connection: apsw.Connection, key: bytes, seq: int) -> bytes | None:
+    return connection.execute("select append_id from checkpoints where key = ? and seq = ?", (key, seq)).get
+
+
+def _labels_text(labels: dict[str, str]) -> str:
+    return msgspec.json.encode(labels).decode()
+
+
+def _where(query: Query, now: int) -> tuple[str, list[Any]]:
+    parts, values = ["namespace = ?", "deleted_at is null"], list[Any]([query.namespace])
+
+    def add(part: str, *more: Any) -> None:
+        parts.append(part)
+        values.extend(more)
+
+    if query.agent_type is not None:
+        add("agent_type = ?", query.agent_type)
+    if query.user_id is not None:
+        add("user_id = ?", query.user_id)
+    if query.state is not None:
+        add("state = ?", query.state)
+    for name, value in query.labels.items():
+        add("exists (select 1 from json_each(labels) l where l.key = ? and l.value = ?)", name, value)
+    if query.created_after is not None:
+        add("created_at > ?", query.created_after)
+    if query.created_before is not None:
+        add("created_at < ?", query.created_before)
+    if query.prefix is not None:
+        add("substr(id, 1, length(?)) = ?", query.prefix, query.prefix)
+    if query.text is not None:
+        columns = " or ".join(f"instr(lower({column}), lower(?))" for column in ("id", "agent_type", "user_id"))
+        inside = "exists (select 1 from json_each(labels) l where instr(lower(l.value), lower(?)))"
+        add(f"({columns} or {inside})", *[query.text] * 4)
+    if query.stale_for is not None:
+        cutoff = now - query.stale_for
+        last = "(select c.alive from checkpoints c where c.key = sessions.key order by c.seq desc limit 1)"
+        add(f"heartbeat < ? and {last} < ?", cutoff, cutoff)
+    return " and ".join(parts), values

@@ -1,0 +1,188 @@
+"""One writer of one SQLite file: many jobs in one transaction, one sync, and every caller told only after it.
+
+Jobs that come in the same turn of the event loop form a batch. A batch is committed by a thread, so that a slow disk
+never stops the loop, and while it is under way the next one grows: the busier, the fewer syncs a job.
+
+A lone job, when the last commit was quick, is committed right where it is: waking a thread and being woken again costs
+more (0.14 ms) than the commit itself (docs/decisions/0001-lone-commits-inline.md). After one slow commit the thread has
+the next ones, until they are quick again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar, cast
+
+import apsw
+
+T = TypeVar("T")
+Work = Callable[[apsw.Connection], Any]
+Job = tuple[Work, "asyncio.Future[Any]"]
+Batch = list[Job]
+Result = tuple["asyncio.Future[Any]", Any, BaseException | None]
+
+# A commit under this may run in the event loop: less than encoding a large state takes there.
+QUICK = 0.001
+# A transaction takes at most so many jobs: more would hold the write lock for longer than another process should wait.
+MAX_BATCH = 256
+# How long a batch waits for another process's commit. A process stopped inside a commit looks like that.
+PATIENCE = 30.0
+# Pages in the WAL (4 KB each) before they are copied into the file; SQLite's own default.
+WAL_PAGES = 1000
+
+
+class Writer:
+    def __init__(self, connection: apsw.Connection, told: Callable[[], None]) -> None:
+        self._connection = connection
+        self._told = told  # called in the event loop after each commit
+        self._forming: Batch = []
+        self._queue: SimpleQueue[tuple[asyncio.AbstractEventLoop, Batch] | None] = SimpleQueue()
+        self._waiting = 0  # batches handed to the thread and not yet answered
+        self._baton = threading.Lock()  # who has it may use the connection
+        self._quick = True
+        self._patience = 0.0
+        self._wal_pages = 0
+        self._next_checkpoint = WAL_PAGES
+        connection.set_busy_handler(self._wait_for_lock)
+        connection.set_wal_hook(self._grown)
+        self._thread = threading.Thread(target=self._run, name="saveslot-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[apsw.Connection], T]) -> asyncio.Future[T]:
+        """Run in the next transaction. Cancelling the future abandons the answer; the work is done all the same."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        self._forming.append((work, answer))
+        if len(self._forming) == 1:
+            loop.call_soon(self._send, loop)
+        return cast("asyncio.Future[T]", answer)
+
+    async def close(self) -> None:
+        """Finish what was submitted, then let the file go."""
+        loop = asyncio.get_running_loop()
+        if self._forming:
+            self._send(loop)
+        self._queue.put(None)
+        await loop.run_in_executor(None, self._thread.join)
+        self._connection.close()
+
+    def _send(self, loop: asyncio.AbstractEventLoop) -> None:
+        batch, self._forming = self._forming, []
+        if not batch:
+            return
+        if len(batch) == 1 and self._quick and not self._waiting and self._baton.acquire(blocking=False):
+            try:
+                results = self._committed(batch, patience=0)
+            finally:
+                self._baton.release()
+            if not isinstance(results[0][2], apsw.BusyError):
+                self._answer(results)
+                if self._wal_pages >= self._next_checkpoint:
+                    self._waiting += 1
+                    self._queue.put((loop, []))
+                return
+        self._waiting += 1
+        self._queue.put((loop, batch))
+
+    def _run(self) -> None:
+        while (first := self._queue.get()) is not None:
+            loop, batch = first
+            batches = 1
+            last = False
+            while len(batch) < MAX_BATCH:
+                try:
+                    more = self._queue.get_nowait()
+                except Empty:
+                    break
+                if more is None:
+                    last = True
+                    break
+                batch = batch + more[1]
+                batches += 1
+            with self._baton:
+                results = self._committed(batch, patience=PATIENCE) if batch else []
+                if self._wal_pages >= self._next_checkpoint:
+                    self._checkpoint()
+            _tell(loop, self._answer, results, batches)
+            if last:
+                return
+
+    def _answer(self, results: list[Result], batches: int = 0) -> None:
+        self._waiting -= batches
+        for answer, value, exc in results:
+            if answer.done():
+                continue  # cancelled: the caller went away
+            if exc is None:
+                answer.set_result(value)
+            else:
+                answer.set_exception(exc)
+        self._told()
+
+    def _committed(self, batch: Batch, patience: float) -> list[Result]:
+        """All jobs in one transaction; if that fails, each in its own, so that one bad job harms no other."""
+        start = time.monotonic()
+        self._patience = start + patience
+        try:
+            values = self._transaction([work for work, _ in batch])
+            results: list[Result] = [(answer, value, None) for (_, answer), value in zip(batch, values, strict=True)]
+        except Exception as exc:  # noqa: BLE001  (each caller gets it)
+            if len(batch) > 1 and not isinstance(exc, apsw.BusyError):
+                return [result for job in batch for result in self._committed([job], patience)]
+            results = [(answer, None, exc) for _, answer in batch]
+        self._quick = time.monotonic() - start < QUICK
+        return results
+
+    def _transaction(self, works: list[Work]) -> list[Any]:
+        connection = self._connection
+        # IMMEDIATE takes the write lock before the first read, so two processes never both see entry n as the newest.
+        connection.execute("begin immediate")
+        try:
+            values = [work(connection) for work in works]
+            connection.execute("commit")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("rollback")
+            raise
+        return values
+
+    def _wait_for_lock(self, tries: int) -> bool:
+        if time.monotonic() >= self._patience:
+            return False
+        time.sleep(random.uniform(0.0002, min(0.001 * (tries + 1), 0.01)))  # noqa: S311  (jitter)
+        return True
+
+    def _grown(self, _connection: apsw.Connection, _database: str, pages: int) -> int:
+        if pages < self._wal_pages:
+            self._next_checkpoint = WAL_PAGES
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
+
+    def _checkpoint(self) -> None:
+        """Copy the WAL into the file. A reader may hold it back; then the next try is another 1,000 pages away."""
+        self._next_checkpoint = self._wal_pages + WAL_PAGES
+        try:
+            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        except apsw.Error:
+            return  # the WAL holds everything; the next checkpoint tries again
+
+
+def busy_waiter(seconds: float) -> Callable[[int], bool]:
+    """A busy handler for readers and for opening: short naps, up to so many seconds each time."""
+
+    def wait(tries: int) -> bool:
+        time.sleep(0.005)
+        return tries * 0.005 < seconds
+
+    return wait
+
+
+def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(call, *arguments)
+    except RuntimeError:
+        return  # the loop is closed: nobody waits for an answer any more
