@@ -11,6 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
+from saveslot.errors import InvalidInput
 from saveslot.model import Kind
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -35,7 +36,7 @@ class Entry(msgspec.Struct, gc=False):
     at: int = 0  # shown time; 0 asks for the store's clock
     sign: bool = False  # asks the store to count this entry as a sign of life
     alive: int = 0  # the newest sign of life as of this entry, by the store's clock; the store fills it in
-    fence: int = 0
+    fence: int = 0  # who holds the session as of this entry; a checkpoint carries on what it follows
     lease: bytes | None = None
     data_seq: int = 0  # the newest entry, up to this one, that carries the agent's data
     about_seq: int = 0  # the same for context, metadata and labels
@@ -79,7 +80,7 @@ class Group(msgspec.Struct):
     body: bytes | None = None
     labels: dict[str, str] | None = None
     heartbeat: bool = False
-    delete: bool = False
+    delete: bool = False  # the last entry is the tombstone
     only_stale: int = 0  # land only if nobody gave a sign of life for so many microseconds
 
 
@@ -93,7 +94,9 @@ class Outcome(StrEnum):
 
 
 class Verdict(msgspec.Struct):
-    """What became of one group. `head` is the newest entry when it did not land; `times` the shown times when it did."""
+    """What became of one group. Landed: `times`, the shown ones, and `heartbeat` if it moved that (a retry is told the
+    newest). Not landed: `head`, the newest entry, without frame.
+    """
 
     outcome: Outcome
     times: list[int] = []
@@ -136,6 +139,14 @@ class Event(msgspec.Struct, frozen=True):
 
 Ref = bytes | tuple[str, str]  # a session by key, or by namespace and id
 Place = tuple[int, bytes]  # where a page ended: (created_at or heartbeat, key)
+
+
+def feed_number(cursor: str) -> int:
+    """Where a cursor points in a feed that numbers its entries."""
+    try:
+        return int(cursor)
+    except ValueError:
+        raise InvalidInput("after", f"{cursor!r} is no cursor; hand back one that an event carried") from None
 
 
 def judged(group: Group, here: bytes | None, before: bytes | None, row: Row | None, *, deleted: bool) -> Outcome:

@@ -7,6 +7,7 @@ dict is ever shared or changed. `log.py` holds what the stores keep.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -76,6 +77,7 @@ def as_time(value: Any, path: str) -> datetime:
 
 # Names, ids and namespaces are keys: they travel through logs, shells, URLs and other databases.
 MAX_NAME = 200
+_UNFIT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def as_name(value: Any, path: str) -> str:
@@ -86,9 +88,8 @@ def as_name(value: Any, path: str) -> str:
         raise InvalidInput(path, "must not be empty")
     if len(value) > MAX_NAME:
         raise InvalidInput(path, f"has {len(value):,} characters; at most {MAX_NAME} are allowed")
-    for char in value:
-        if char < " " or char == "\x7f" or "\ud800" <= char <= "\udfff":
-            raise InvalidInput(path, f"must not contain the character {char!a}")
+    if found := _UNFIT.search(value):
+        raise InvalidInput(path, f"must not contain the character {found[0]!a}")
     return value
 
 
@@ -112,7 +113,7 @@ class SessionCheckpoint:
         timestamp: datetime | None = None,
         data: Data | None = None,
         metadata: Data | None = None,
-        id: str = "",  # noqa: A002  (the parity name)
+        id: str = "",
     ) -> None:
         self.name = as_name(name, "name")
         self.timestamp = now() if timestamp is None else as_time(timestamp, "timestamp")
@@ -121,11 +122,16 @@ class SessionCheckpoint:
         self.id = id
 
     @classmethod
-    def stored(cls, id: str, name: str, timestamp: datetime, load: Callable[[], Data], metadata: Data) -> Self:  # noqa: A002
+    def stored(cls, id: str, name: str, timestamp: datetime, load: Callable[[], Data], metadata: Data) -> Self:
         """One whose data is decoded by `load` when it is looked at."""
         made = cls.__new__(cls)
-        made.id, made.name, made.timestamp, made._data, made.metadata = id, name, timestamp, load, metadata
+        made.id, made.name, made.timestamp, made.metadata = id, name, timestamp, metadata
+        made._data = load  # noqa: SLF001  (its own class)
         return made
+
+    def settle(self, stored: SessionCheckpoint) -> None:
+        """From now on a stored one: the value it carried is let go, what was stored takes its place."""
+        self.id, self._data = stored.id, stored._data
 
     @property
     def data(self) -> Data:
@@ -170,7 +176,7 @@ class Checkpoint(SessionCheckpoint):
 
     def __init__(
         self,
-        id: str,  # noqa: A002
+        id: str,
         name: str,
         timestamp: datetime | None = None,
         data: Data | None = None,
@@ -242,7 +248,7 @@ class Seen:
 
 @dataclass
 class AgentSession:
-    """One agent's session. Its verbs check the transition at once and stage; `update_session` stores what was staged."""
+    """One agent's session. Its verbs check the transition at once and stage; `update_session` stores what is staged."""
 
     session_id: str = field(default_factory=fresh_id)
     agent_type: str = ""
@@ -326,7 +332,7 @@ class AgentSession:
     def from_dict(cls, told: Data) -> Self:
         """A session value from `to_dict`'s form. It has seen no store yet: `refresh` it before an update."""
         checked = _fields(told, "session", "session_id")
-        checkpoints = checked.get("checkpoints") or []
+        checkpoints: Any = checked.get("checkpoints") or []
         if not isinstance(checkpoints, list):
             raise InvalidInput("session.checkpoints", "must be a list")
         times = {k: as_time(checked[k], f"session.{k}") for k in ("created_at", "last_heartbeat") if k in checked}

@@ -1,0 +1,526 @@
+"""SessionManager: what a reader shows, and everything that writes. Load, decide, append."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import timedelta
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+
+from saveslot import codec, difference, transfer
+from saveslot.errors import AlreadyExists, Conflict, InvalidInput, InvalidTransition
+from saveslot.lifecycle import FAILED, SessionState, follow
+from saveslot.log import Entry, Outcome, Place, Query, Row, Verdict, micros, moment
+from saveslot.model import (
+    DATA_KINDS,
+    SHOWN_KINDS,
+    VERBS,
+    AgentSession,
+    Checkpoint,
+    Data,
+    Kind,
+    Seen,
+    SessionCheckpoint,
+    as_data,
+    as_labels,
+    as_name,
+    fresh_id,
+    fresh_key,
+)
+from saveslot.reading import SessionReader, unknown
+from saveslot.slot import ABOUT, Draft, Point, Slot, beginning, creation, refusal
+from saveslot.stores import Store
+from saveslot.stores.memory import MemoryStore
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# The states that the next changes are compared with. One that was pushed out costs a resume when it is needed again.
+CACHE_BYTES = 64 * 1024 * 1024
+# How many sessions a sweep fails in one transaction.
+SWEEP_BATCH = 200
+
+
+def settled(
+    verb: Callable[Concatenate[SessionManager, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[SessionManager, P], Coroutine[Any, Any, R]]:
+    """Cancelling the caller abandons the answer, never the write."""
+
+    @wraps(verb)
+    async def run(self: SessionManager, *args: P.args, **kwargs: P.kwargs) -> R:
+        task = asyncio.ensure_future(verb(self, *args, **kwargs))
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
+        return await asyncio.shield(task)
+
+    return run
+
+
+class SessionManager(SessionReader):
+    """Sessions and their checkpoints in one namespace of one store. In memory, unless it is given a store."""
+
+    def __init__(
+        self,
+        redis_client: Any = None,
+        db_pool: Any = None,
+        namespace: str = "default",
+        session_ttl_hours: float = 24,
+        *,
+        store: Store | None = None,
+        max_state_bytes: int = codec.MAX_STATE,
+    ) -> None:
+        if redis_client is not None or db_pool is not None:
+            raise InvalidInput(
+                "redis_client, db_pool", "this version has memory and SQLite only; use saveslot.open(url)"
+            )
+        super().__init__(store or MemoryStore(), namespace)
+        self.session_ttl_hours = session_ttl_hours
+        self.running: set[asyncio.Future[Any]] = set()
+        self._limit = max_state_bytes
+        self._slots: OrderedDict[str, Slot] = OrderedDict()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Finish the writes under way, then let the store go."""
+        if self.running:
+            await asyncio.wait(self.running)
+        await self._store.close()
+
+    # Sessions
+
+    @settled
+    async def create_session(
+        self,
+        agent_type: str,
+        user_id: str = "",
+        context: Data | None = None,
+        metadata: Data | None = None,
+        *,
+        labels: dict[str, str] | None = None,
+        session_id: str | None = None,
+    ) -> AgentSession:
+        session = AgentSession(
+            session_id=fresh_id() if session_id is None else session_id,
+            agent_type=agent_type,
+            user_id=user_id,
+            context=as_data(context, "context"),
+            metadata=as_data(metadata, "metadata"),
+            labels=as_labels(labels),
+        )
+        return await self._create(session, self._born(session))
+
+    def _born(self, session: AgentSession) -> Draft:
+        """The first entry of a new session."""
+        draft = Draft(fresh_key(), beginning(), self._limit)
+        entry = draft.about(_about(session), kind=Kind.CREATED, name="session_created")
+        entry.note = codec.note({"agent_type": session.agent_type, "user_id": session.user_id}, "session")
+        entry.sign = True
+        return draft
+
+    async def _create(self, session: AgentSession, draft: Draft, row: Row | None = None) -> AgentSession:
+        row = row or Row(draft.group.key, self.namespace, session.session_id, session.agent_type, session.user_id)
+        draft.group = creation(row, draft)
+        slot = Slot(self._store, session.session_id, row.key, draft.at, self._limit)
+        try:
+            verdict = await slot.append(draft)
+        except Conflict as exc:
+            hint = "use it (get_session), or choose another id"
+            raise AlreadyExists(
+                f"session {session.session_id} exists already in namespace {self.namespace}; {hint}", head=exc.head
+            ) from None
+        session.created_at = moment(row.created_at or verdict.times[0])
+        session.last_heartbeat = moment(verdict.heartbeat)
+        shown = [entry for entry in draft.group.entries if entry.kind in SHOWN_KINDS]
+        session.checkpoints = [slot.timeline.checkpoint(entry, SessionCheckpoint) for entry in shown]
+        session.seen = _seen(slot, None)
+        self._slots[session.session_id] = slot
+        return session
+
+    @settled
+    async def update_session(self, session: AgentSession) -> AgentSession:
+        """Append what was staged and what changed in context, metadata and labels, in one durable step."""
+        slot = await self._slot(session.session_id)
+        async with slot.lock:
+            await self._settle(slot, session)
+            seen = await self._check_seen(session, slot)
+            staged = list(session.staged)
+            state = slot.at.state
+            for item in staged:
+                state = follow(state, VERBS[item.kind])
+            about = _about(session)
+            changed = {part: codec.encode(about[part], part, self._limit)[0] for part in about} != seen.about
+            if changed:
+                await slot.load_about()
+            if any(item.kind is Kind.CHECKPOINT for item in staged):
+                await slot.load_data()
+            draft = slot.draft()
+            if changed:
+                draft.about(about)
+            for item in staged:
+                cp, at = item.checkpoint, micros(item.checkpoint.timestamp)
+                if item.kind is Kind.CHECKPOINT:
+                    draft.checkpoint(cp.name, cp.data, cp.metadata, at=at, append_id=item.append_id)
+                else:
+                    draft.lifecycle(item.kind, cp.name, cp.data, at=at, append_id=item.append_id)
+            if draft.group.entries:
+                draft.become(state)
+                draft.group.heartbeat = True
+                _took(session, slot, draft, await self._append(slot, draft))
+            else:
+                await self._beat(session, slot)
+            return session
+
+    async def _beat(self, session: AgentSession, slot: Slot) -> None:
+        [head] = await self._store.heads([slot.key])
+        if head is None or head.last.append_id != slot.at.append_id:
+            self._forget(slot)
+            outcome = Outcome.MISSING if head is None else Outcome.CONFLICT
+            raise refusal(session.session_id, Verdict(outcome, head=head and head.last), slot.at.seq)
+        [beaten] = await self._store.beat([slot.key])
+        if beaten:
+            session.last_heartbeat = moment(beaten)
+
+    async def refresh(self, session: AgentSession) -> AgentSession:
+        """Take in what others wrote, in place. What was staged stays staged, and so do your changes to its dicts."""
+        slot = self._slots.get(session.session_id)
+        if slot is not None:
+            async with slot.lock:
+                await self._settle(slot, session)
+            self._forget(slot)
+        head = await self._existing(session.session_id)
+        fresh = self._session(head)
+        base = {} if session.seen is None else session.seen.about
+        for part in ABOUT:
+            before: Data = codec.decode(base[part], tagged=True) if part in base else {}
+            setattr(session, part, _merged(before, getattr(session, part), getattr(fresh, part)))
+        session.agent_type, session.user_id = fresh.agent_type, fresh.user_id
+        session.created_at, session.last_heartbeat = fresh.created_at, fresh.last_heartbeat
+        session.seen, session.state = fresh.seen, _folded(session, fresh.state)
+        stored = await self._checkpoints(head, None)
+        session.checkpoints = stored + [item.checkpoint for item in session.staged]
+        return session
+
+    @settled
+    async def delete_session(self, id: str) -> bool:
+        """Soft: its log stays as the audit trail, behind a tombstone. True if it was there."""
+        while True:
+            head = await self._head(id)
+            self._forget(self._slots.get(id))
+            if head is None:
+                return False
+            draft = Draft(head.row.key, Point.of(head), self._limit)
+            draft.lifecycle(Kind.TOMBSTONE, "session_deleted", {})
+            draft.group.delete = True
+            [verdict] = await self._store.append([draft.group])
+            match verdict.outcome:
+                case Outcome.APPENDED | Outcome.ALREADY:
+                    return True
+                case Outcome.MISSING:
+                    return False  # someone else deleted it first
+                case Outcome.CONFLICT:
+                    continue  # someone wrote meanwhile; that changes nothing for a delete
+                case _:
+                    raise refusal(id, verdict, head.last.seq)
+
+    async def cleanup_stale_sessions(self, max_age: timedelta = timedelta(hours=48)) -> int:
+        """Fail the active sessions that gave no sign of life for so long, by the store's clock; how many there were."""
+        if max_age < timedelta(0):
+            raise InvalidInput("max_age", "must not be negative")
+        silence = max(1, max_age // timedelta(microseconds=1))
+        query = Query(namespace=self.namespace, state=SessionState.ACTIVE.value, stale_for=silence)
+        after: Place | None = None
+        failed = 0
+        while rows := await self._store.find(query, after, SWEEP_BATCH):
+            after = (rows[-1].heartbeat, rows[-1].key)
+            failed += await self._sweep([row.key for row in rows], silence)
+        return failed
+
+    @settled
+    async def _sweep(self, keys: list[bytes], silence: int) -> int:
+        drafts: list[Draft] = []
+        for head in await self._store.heads(keys):
+            if head is None or head.row.state != SessionState.ACTIVE:
+                continue
+            draft = Draft(head.row.key, Point.of(head)._replace(about=codec.State()), self._limit)
+            about = codec.read_note(head.row.body)
+            about["context"]["failure_reason"] = "heartbeat_timeout"
+            draft.about(about)
+            draft.lifecycle(Kind.FAILED, "session_failed", {"error": "heartbeat_timeout", "details": {}})
+            draft.become(FAILED)
+            draft.group.only_stale = silence
+            drafts.append(draft)
+        verdicts = await self._store.append([draft.group for draft in drafts])
+        return sum(verdict.outcome is Outcome.APPENDED for verdict in verdicts)
+
+    # Checkpoints
+
+    async def checkpoint(
+        self,
+        session: AgentSession | str,
+        name: str,
+        data: Data | None = None,
+        metadata: Data | None = None,
+        *,
+        append: Mapping[str, Sequence[Any]] | None = None,
+        patch: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Checkpoint:
+        """Save a named checkpoint; durable when this returns. Give the whole state, what to append, or a patch.
+
+        With a session value it follows what that value has seen; with an id, what this manager has: `Conflict` when
+        someone else wrote meanwhile.
+        """
+        as_name(name, "name")
+        if (data is not None) + (append is not None) + (patch is not None) > 1:
+            raise InvalidInput("checkpoint", "give data, append or patch, not several of them")
+        slot = self._slots.get(session if isinstance(session, str) else session.session_id)
+        if slot is not None and slot.ready and (isinstance(session, str) or _current(session, slot)):
+            # Nothing is awaited before the write is on its way, so a cancellation can only abandon the answer: the
+            # slot remembers the write and asks what became of it. Saves a task, a quarter of the cost.
+            return await self._checkpoint(session, name, data, metadata, append, patch)
+        return await self._settled_checkpoint(session, name, data, metadata, append, patch)
+
+    async def _checkpoint(
+        self,
+        session: AgentSession | str,
+        name: str,
+        data: Data | None,
+        metadata: Data | None,
+        append: Mapping[str, Sequence[Any]] | None,
+        patch: Sequence[Mapping[str, Any]] | None,
+    ) -> Checkpoint:
+        slot = await self._slot(session if isinstance(session, str) else session.session_id)
+        async with slot.lock:
+            before = await self._settle(slot, None if isinstance(session, str) else session)
+            if not isinstance(session, str):
+                await self._check_seen(session, slot)
+            follow(slot.at.state, "checkpoint")
+            state = slot.at.data or await slot.load_data()
+            draft = slot.draft()
+            if append is not None or patch is not None:
+                draft.request = codec.encode([name, append or patch, metadata], "append" if append else "patch")[0]
+            if before is not None and draft.request is not None and before.request == draft.request:
+                return self._made(session, slot, before.group.entries[-1])
+            if patch is not None:
+                append = difference.appended_items(patch)
+            if append is not None:
+                draft.appended(name, dict(append), metadata)
+            elif patch is not None:
+                draft.checkpoint(name, difference.patched(state.value(), patch), metadata)
+            else:
+                draft.checkpoint(name, _whole(data), metadata)
+            if before is not None and _repeats(draft.group.entries[-1], before.group.entries[-1]):
+                return self._made(session, slot, before.group.entries[-1])
+            await self._append(slot, draft)
+            return self._made(session, slot, draft.group.entries[-1])
+
+    _settled_checkpoint = settled(_checkpoint)
+
+    def _made(self, session: AgentSession | str, slot: Slot, entry: Entry) -> Checkpoint:
+        made = slot.timeline.checkpoint(entry, Checkpoint)
+        if not isinstance(session, str):
+            session.seen = _seen(slot, session.seen)
+            session.checkpoints.insert(len(session.checkpoints) - len(session.staged), made)
+        return made
+
+    @settled
+    async def rollback(self, id: str, to: str | int) -> Checkpoint:
+        """Go back to what an older entry held, by a new entry: nothing is lost, and the way forward stays open."""
+        slot = await self._slot(id)
+        async with slot.lock:
+            await self._settle(slot, None)
+            head = await self._existing(id)
+            slot.key, slot.at = head.row.key, Point.of(head)
+            state = follow(slot.at.state, "rollback")
+            target = await self._entry(head, to)
+            data = await self._data_entry(head, target)
+            draft = slot.draft()
+            draft.rollback("session_rolled_back", data, {"to": f"{id}:{target.seq}", "name": target.name})
+            draft.group.heartbeat = state is not slot.at.state
+            draft.become(state)
+            await self._append(slot, draft)
+        return await self.get_checkpoint(id, draft.at.seq)
+
+    @settled
+    async def fork(self, id: str, at: str | int = "latest", session_id: str | None = None) -> AgentSession:
+        """A new session that goes on from a checkpoint of this one, whatever became of this one."""
+        head = await self._existing(id)
+        data: Entry | None = None
+        if at != "latest" or head.last.data_seq:
+            data = await self._data_entry(head, await self._entry(head, at))
+        source = self._session(head)
+        session = AgentSession(
+            session_id=fresh_id() if session_id is None else session_id,
+            agent_type=source.agent_type,
+            user_id=source.user_id,
+            context=source.context,
+            metadata={**source.metadata, "forked_from": id if data is None else f"{id}:{data.seq}"},
+            labels=source.labels,
+        )
+        draft = self._born(session)
+        if data is not None:
+            made = await self.get_checkpoint(id, data.seq)
+            draft.checkpoint(made.name, made.data, {**made.metadata, "forked_from": made.id})
+        return await self._create(session, draft)
+
+    @settled
+    async def import_session(self, json: str, *, session_id: str | None = None) -> AgentSession:
+        """Store what `export` wrote, with its numbers and times: under its own id, or under another."""
+        session, entries = transfer.parsed(json)
+        session.session_id = session.session_id if session_id is None else as_name(session_id, "session_id")
+        draft = Draft(fresh_key(), beginning(), self._limit)
+        transfer.fill(draft, entries)
+        row = Row(
+            draft.group.key,
+            self.namespace,
+            session.session_id,
+            session.agent_type,
+            session.user_id,
+            session.state.value,
+            micros(session.created_at),
+            micros(session.last_heartbeat),
+        )
+        draft.at = draft.at._replace(state=session.state)
+        return await self._create(session, draft, row)
+
+    # The slots
+
+    async def _slot(self, session_id: str) -> Slot:
+        slot = self._slots.get(session_id)
+        if slot is None:
+            head = await self._existing(session_id)
+            fresh = Slot(self._store, session_id, head.row.key, Point.of(head), self._limit)
+            slot = self._slots.setdefault(session_id, fresh)
+        return slot
+
+    async def _append(self, slot: Slot, draft: Draft) -> Verdict:
+        try:
+            return await slot.append(draft)
+        finally:
+            if slot.refused:
+                self._forget(slot)
+            else:
+                self._slots[slot.session_id] = slot
+                self._make_room(slot)
+
+    async def _settle(self, slot: Slot, session: AgentSession | None) -> Draft | None:
+        """Find out what became of a write whose outcome is unknown, before anything else is written."""
+        try:
+            landed = await slot.settle()
+        finally:
+            if slot.refused:
+                self._forget(slot)
+        if landed is None:
+            return None
+        draft, verdict = landed
+        if session is not None:
+            _took(session, slot, draft, verdict)
+        return draft
+
+    async def _check_seen(self, session: AgentSession, slot: Slot) -> Seen:
+        """What the session value has seen, or `Conflict` when it is not the newest."""
+        seen = session.seen
+        if seen is None:
+            raise Conflict(f"session {session.session_id}: this value was not read from the store; refresh it first")
+        if slot.at.append_id != seen.append_id:
+            head = await self._head(session.session_id)
+            if head is None or head.row.key != seen.key:
+                self._forget(slot)
+                raise unknown(session.session_id, self.namespace)
+            if head.last.append_id != seen.append_id:
+                self._forget(slot)
+                raise refusal(session.session_id, Verdict(Outcome.CONFLICT, head=head.last), seen.seq)
+            slot.key, slot.at = head.row.key, Point.of(head)
+        return seen
+
+    def _forget(self, slot: Slot | None) -> None:
+        if slot is not None and self._slots.get(slot.session_id) is slot:
+            del self._slots[slot.session_id]
+
+    def _make_room(self, newest: Slot) -> None:
+        self._slots.move_to_end(newest.session_id)
+        # Weighing them all each time would cost more than it saves: once in a while is often enough.
+        if newest.at.seq % 64 == 0:
+            total = sum(slot.weight for slot in self._slots.values())
+            for session_id, slot in list(self._slots.items()):
+                if total <= CACHE_BYTES:
+                    return
+                if slot is not newest and not slot.busy:
+                    total -= slot.weight
+                    del self._slots[session_id]
+
+
+def _about(session: AgentSession) -> Data:
+    return {
+        "context": as_data(session.context, "context"),
+        "metadata": as_data(session.metadata, "metadata"),
+        "labels": as_labels(session.labels),
+    }
+
+
+def _whole(data: Any) -> Data:
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise InvalidInput("data", f"must be a dict, not {type(data).__name__}")
+    return cast("Data", data)
+
+
+def _seen(slot: Slot, before: Seen | None) -> Seen:
+    texts = {} if before is None else before.about
+    if slot.at.about is not None:
+        texts = {part: bytes(text) for part, text in slot.at.about.texts.items()}
+    return Seen(slot.key, slot.at.seq, slot.at.append_id or b"", texts)
+
+
+def _current(session: AgentSession, slot: Slot) -> bool:
+    return session.seen is not None and session.seen.append_id == slot.at.append_id
+
+
+def _took(session: AgentSession, slot: Slot, draft: Draft, verdict: Verdict) -> None:
+    """What landed is no longer staged, if it was this session's."""
+    landed = {entry.append_id: entry for entry in draft.group.entries}
+    if session.seen is None or draft.group.prev != session.seen.append_id:
+        return
+    for item in session.staged:
+        entry = landed.get(item.append_id)
+        if entry is not None:
+            item.checkpoint.settle(slot.timeline.checkpoint(entry, SessionCheckpoint))
+    session.staged = [item for item in session.staged if item.append_id not in landed]
+    session.seen = _seen(slot, session.seen)
+    if verdict.heartbeat:
+        session.last_heartbeat = moment(verdict.heartbeat)
+
+
+def _repeats(entry: Entry, before: Entry) -> bool:
+    """True for the same checkpoint once more: the caller's retry of one whose outcome it did not learn."""
+    same = entry.name == before.name and entry.note == before.note
+    return same and entry.frame is None and before.kind in DATA_KINDS
+
+
+def _merged(before: Data, mine: Data, theirs: Data) -> Data:
+    """Their dict, with the keys that I changed as I left them."""
+    merged = dict(theirs)
+    for key in {**before, **mine}:
+        if key not in mine:
+            merged.pop(key, None)
+        elif key not in before or before[key] != mine[key]:
+            merged[key] = mine[key]
+    return merged
+
+
+def _folded(session: AgentSession, state: SessionState) -> SessionState:
+    """The state with what is staged on top; as stored when that is no longer allowed, and the update will say so."""
+    after = state
+    for item in session.staged:
+        try:
+            after = follow(after, VERBS[item.kind])
+        except InvalidTransition:
+            return state
+    return after

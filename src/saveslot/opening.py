@@ -1,0 +1,70 @@
+"""`saveslot.open`: from a URL to a manager."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+from saveslot import codec
+from saveslot.errors import InvalidInput
+from saveslot.manager import SessionManager
+from saveslot.stores import open_store
+
+
+class open:  # noqa: A001, N801  (saveslot.open reads well)
+    """`async with saveslot.open() as sessions:` or `sessions = await saveslot.open()`, then `await sessions.close()`.
+
+    `url` is `sqlite:///file.db` or `memory:`; without it `SAVESLOT_URL`, else one SQLite file among the user's data.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        hot: str | None = None,
+        namespace: str = "default",
+        session_ttl_hours: float = 24,
+        max_state_bytes: int = codec.MAX_STATE,
+    ) -> None:
+        if hot is not None:
+            raise InvalidInput("hot", "this version has no hot tier; leave it out")
+        self._url = url or os.environ.get("SAVESLOT_URL") or default_url()
+        self._options: dict[str, Any] = {
+            "namespace": namespace,
+            "session_ttl_hours": session_ttl_hours,
+            "max_state_bytes": max_state_bytes,
+        }
+        self._manager: SessionManager | None = None
+
+    async def _open(self) -> SessionManager:
+        store = await open_store(self._url)
+        try:
+            return SessionManager(store=store, **self._options)
+        except BaseException:
+            await store.close()
+            raise
+
+    def __await__(self) -> Generator[Any, Any, SessionManager]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> SessionManager:
+        self._manager = await self._open()
+        return self._manager
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._manager is not None:
+            await self._manager.close()
+
+
+def default_url() -> str:
+    """One file where the platform keeps a user's data."""
+    if sys.platform == "win32":
+        folder = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        folder = Path.home() / "Library" / "Application Support"
+    else:
+        folder = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return f"sqlite:///{folder / 'saveslot' / 'saveslot.db'}"

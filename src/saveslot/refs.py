@@ -1,0 +1,66 @@
+"""How callers name a place: a checkpoint (`answered`, 17, `~2`, `latest`, `<session_id>:17`), or where a page ended."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from saveslot.errors import InvalidInput
+from saveslot.log import Place
+
+
+class Latest(NamedTuple):
+    """The n-th before the latest entry that carries the agent's data."""
+
+    back: int = 0
+
+
+class Number(NamedTuple):
+    seq: int
+
+
+class Named(NamedTuple):
+    """The newest of that name."""
+
+    name: str
+
+
+Parsed = Latest | Number | Named
+
+
+def parse(ref: str | int, session_id: str) -> Parsed:
+    if isinstance(ref, bool) or not isinstance(ref, str | int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidInput("ref", f"must be a name or a number, not {type(ref).__name__}")
+    if isinstance(ref, int):
+        return Number(ref)
+    own = ref.removeprefix(f"{session_id}:")
+    if own.isascii() and own.isdigit():
+        return Number(int(own))
+    if ref == "latest":
+        return Latest()
+    back = ref.removeprefix("~")
+    if back != ref and back.isascii() and back.isdigit():
+        return Latest(int(back))
+    if not ref:
+        raise InvalidInput("ref", "must not be empty; use a name, a number, latest or ~2")
+    return Named(ref)
+
+
+def elsewhere(ref: str | int) -> tuple[str, int] | None:
+    """Session and number, if the ref reads as the id of a checkpoint of any session."""
+    session_id, _, number = ref.rpartition(":") if isinstance(ref, str) else ("", "", "")
+    return (session_id, int(number)) if session_id and number.isascii() and number.isdigit() else None
+
+
+def cursor(place: Place) -> str:
+    at, key = place
+    return f"{at:x}.{key.hex()}"
+
+
+def place(text: str | None) -> Place | None:
+    if text is None:
+        return None
+    at, _, key = text.partition(".")
+    try:
+        return int(at, 16), bytes.fromhex(key)
+    except ValueError:
+        raise InvalidInput("after", f"{text!r} is not a cursor; take `next` of the page before") from None

@@ -1,0 +1,266 @@
+"""A slot: what one manager knows of one session's log. Load, decide, append.
+
+The head that it knows may be old; nobody minds, because the store accepts entry n+1 only behind the entry n that is
+named. A slot whose append was refused is forgotten, and the next caller loads a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any, NamedTuple
+
+from saveslot import codec
+from saveslot.codec.frame import is_keyframe
+from saveslot.errors import Conflict, Corrupt, HistoryLost, LeaseLost, NotFound, SaveslotError
+from saveslot.lifecycle import SessionState
+from saveslot.log import Entry, Group, Head, Outcome, Row, Verdict
+from saveslot.model import DATA_KINDS, Data, Kind
+from saveslot.stores import Store
+from saveslot.timeline import Timeline, needed
+
+# What a session is about: the dicts of its own, beside the agent's data.
+ABOUT = ("context", "metadata", "labels")
+ABOUT_KINDS = frozenset({Kind.CREATED, Kind.UPDATED})
+
+
+class Point(NamedTuple):
+    """Where a log stands: what the next entry follows and builds on. A state that is None is not loaded."""
+
+    seq: int
+    append_id: bytes | None
+    state: SessionState
+    fence: int
+    lease: bytes | None
+    data_seq: int
+    about_seq: int
+    data: codec.State | None
+    about: codec.State | None
+
+    @classmethod
+    def of(cls, head: Head) -> Point:
+        last, row = head.last, head.row
+        state = SessionState(row.state)
+        return cls(last.seq, last.append_id, state, row.fence, row.lease, last.data_seq, last.about_seq, None, None)
+
+
+def beginning() -> Point:
+    return Point(0, None, SessionState.ACTIVE, 0, None, 0, 0, codec.State(), codec.State())
+
+
+class Draft:
+    """A group in the making: entries behind a point, and the point that they lead to."""
+
+    def __init__(self, key: bytes, at: Point, limit: int) -> None:
+        self.group = Group(key, at.append_id, [])
+        self.at = at
+        self.request: bytes | None = None  # what was asked for, where the entry alone does not tell a retry
+        self._limit = limit
+
+    def checkpoint(
+        self,
+        name: str,
+        data: Data,
+        metadata: Data | None = None,
+        *,
+        at: int = 0,
+        append_id: bytes | None = None,
+        sign: bool = True,
+    ) -> None:
+        written = codec.write(self.at.data, data, self.at.seq + 1, "data", self._limit)
+        self._written(name, written, metadata, at=at, append_id=append_id, sign=sign)
+
+    def appended(self, name: str, items: dict[str, Any], metadata: Data | None) -> None:
+        written = codec.append(self.at.data, items, self.at.seq + 1, self._limit)
+        self._written(name, written, metadata)
+
+    def _written(
+        self,
+        name: str,
+        written: codec.Written,
+        metadata: Data | None,
+        *,
+        at: int = 0,
+        append_id: bytes | None = None,
+        sign: bool = True,
+    ) -> None:
+        note = codec.note(metadata, "metadata", self._limit) if metadata else None
+        state = written.state
+        entry = self._entry(Kind.CHECKPOINT, name, at, append_id)
+        entry.sign, entry.note, entry.frame = sign, note, written.frame
+        entry.recipe, entry.digest, entry.data_seq = state.recipe.pack(), state.digest, entry.seq
+        self._add(entry, data=state, data_seq=entry.seq)
+
+    def rollback(self, name: str, target: Entry | None, metadata: Data) -> None:
+        """Back to the state of an older entry (None: before the first): its recipe once more, and no frame."""
+        entry = self._entry(Kind.ROLLBACK, name)
+        entry.note = codec.note(metadata, "metadata")
+        if target is not None:
+            entry.recipe, entry.digest = target.recipe, target.digest
+        entry.data_seq = entry.seq
+        self._add(entry, data=None, data_seq=entry.seq)
+
+    def about(self, about: Data, *, kind: Kind = Kind.UPDATED, name: str = "session_updated", at: int = 0) -> Entry:
+        """Context, metadata and labels as they are now: what changed in the log, the whole in the session's row."""
+        written = codec.write(self.at.about, about, self.at.seq + 1, "session", self._limit)
+        entry = self._entry(kind, name, at)
+        entry.frame = written.frame
+        entry.recipe, entry.digest, entry.about_seq = written.state.recipe.pack(), written.state.digest, entry.seq
+        self._add(entry, about=written.state, about_seq=entry.seq)
+        self.group.body = codec.note(about, "session", self._limit)
+        self.group.labels = about["labels"]
+        return entry
+
+    def lifecycle(self, kind: Kind, name: str, data: Data, *, at: int = 0, append_id: bytes | None = None) -> None:
+        entry = self._entry(kind, name, at, append_id)
+        entry.note = codec.note(data, "data", self._limit)
+        self._add(entry)
+
+    def become(self, state: SessionState) -> None:
+        if state != self.at.state:
+            self.group.state = state.value
+            self.at = self.at._replace(state=state)
+
+    def _entry(self, kind: Kind, name: str, at: int = 0, append_id: bytes | None = None) -> Entry:
+        point = self.at
+        return Entry(
+            point.seq + 1,
+            append_id or os.urandom(16),
+            kind,
+            name,
+            at,
+            fence=point.fence,
+            lease=point.lease,
+            data_seq=point.data_seq,
+            about_seq=point.about_seq,
+        )
+
+    def _add(self, entry: Entry, **reached: Any) -> None:
+        self.group.entries.append(entry)
+        self.at = self.at._replace(seq=entry.seq, append_id=entry.append_id, **reached)
+
+
+class Slot:
+    def __init__(self, store: Store, session_id: str, key: bytes, at: Point, limit: int) -> None:
+        self.session_id = session_id
+        self.key = key
+        self.at = at
+        self.timeline = Timeline(session_id, [])  # the frames of the newest state
+        self.lock = asyncio.Lock()  # one append of a session at a time; the next one builds on it
+        self.refused = False
+        self._limit = limit
+        self._store = store
+        self._pending: Draft | None = None
+
+    @property
+    def weight(self) -> int:
+        held = (self.at.data, self.at.about, self.timeline)
+        return 1000 + sum(part.weight for part in held if part is not None)
+
+    @property
+    def busy(self) -> bool:
+        return self.lock.locked() or self._pending is not None
+
+    @property
+    def ready(self) -> bool:
+        """True when an append can be sent at once, with nothing to wait for before it is on its way."""
+        return self.at.data is not None and not self.busy
+
+    def draft(self) -> Draft:
+        return Draft(self.key, self.at, self._limit)
+
+    async def append(self, draft: Draft) -> Verdict:
+        """Land the draft and move on, or raise. After an unknown outcome `settle` sends the same entries again."""
+        self._pending = draft
+        [verdict] = await self._store.append([draft.group])
+        self._pending = None
+        if verdict.outcome in {Outcome.APPENDED, Outcome.ALREADY}:
+            self.at = draft.at
+            for entry, at in zip(draft.group.entries, verdict.times, strict=True):
+                entry.at = at
+                if entry.kind in DATA_KINDS:
+                    self._grow(entry)
+            return verdict
+        self.refused = True
+        raise refusal(self.session_id, verdict, draft.group.entries[0].seq - 1)
+
+    async def settle(self) -> tuple[Draft, Verdict] | None:
+        """Send again what nobody knows the fate of; what it was, if there was any."""
+        if self._pending is None:
+            return None
+        draft = self._pending
+        return draft, await self.append(draft)
+
+    def _grow(self, entry: Entry) -> None:
+        if entry.kind is Kind.ROLLBACK or (entry.frame is not None and is_keyframe(entry.frame)):
+            self.timeline = Timeline(self.session_id, [])  # the frames before it are not needed any more
+        self.timeline.add(entry)
+
+    async def load_data(self) -> codec.State:
+        """What the next checkpoint is compared with."""
+        if self.at.data is None:
+            state, frames = await self._cold(self.at.data_seq, DATA_KINDS)
+            self.timeline = Timeline(self.session_id, frames)
+            self.at = self.at._replace(data=state)
+            return state
+        return self.at.data
+
+    async def load_about(self) -> None:
+        if self.at.about is None:
+            state, _ = await self._cold(self.at.about_seq, ABOUT_KINDS)
+            self.at = self.at._replace(about=state)
+
+    async def _cold(self, seq: int, kinds: frozenset[Kind]) -> tuple[codec.State, list[Entry]]:
+        """The state that an entry holds, and its frames; entry 0 is the empty state."""
+        [entry] = await self._store.entries(self.key, [(seq, seq)], frames=False) if seq else [None]
+        if entry is None or not entry.recipe:
+            state = codec.State()
+            state.tip = seq
+            return state, []
+        frames = await self._store.entries(self.key, needed([entry]), kinds=kinds)
+        state = rebuilt(self.session_id, entry, frames)
+        state.tip = seq
+        return state, frames
+
+
+def rebuilt(session_id: str, entry: Entry, frames: list[Entry]) -> codec.State:
+    """The state that an entry's frames add up to."""
+    where = f"checkpoint {session_id}:{entry.seq}"
+    try:
+        state = codec.rebuild([e.frame for e in frames if e.frame is not None], entry.digest, where)
+    except Corrupt as exc:
+        raise Corrupt(where, exc.reason) from exc
+    state.recipe = codec.Recipe.unpack(entry.recipe)
+    return state
+
+
+def refusal(session_id: str, verdict: Verdict, seen: int) -> SaveslotError:
+    """The error that a verdict stands for."""
+    match verdict.outcome:
+        case Outcome.MISSING:
+            return NotFound(f"session {session_id} was deleted; create it again to start anew")
+        case Outcome.FENCED:
+            return LeaseLost(f"session {session_id} was taken over by another worker; stop working on it")
+        case Outcome.LOST:
+            return HistoryLost(
+                f"session {session_id}: entry {seen}, which was acknowledged, is not in the database any more; "
+                "it was restored from an older copy: compare it with your records before you go on"
+            )
+        case _:
+            head = verdict.head
+            came = "" if head is None else f": the newest is entry {head.seq} ({head.name})"
+            return Conflict(
+                f"session {session_id}: someone wrote after entry {seen}, the last that you have seen{came}; "
+                "nothing was stored; read the session again (refresh or get_session), then decide anew",
+                seen=seen,
+                head=0 if head is None else head.seq,
+            )
+
+
+def creation(row: Row, draft: Draft) -> Group:
+    """The draft as the beginning of a session."""
+    group = draft.group
+    group.prev, group.create = None, row
+    row.body, row.labels = group.body or b"", group.labels or {}
+    group.body = group.labels = None
+    return group

@@ -1,0 +1,88 @@
+"""A session's entries as checkpoints, decoded when they are looked at."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import TypeVar
+
+from saveslot import codec
+from saveslot.errors import Corrupt
+from saveslot.log import Entry, moment
+from saveslot.model import DATA_KINDS, Data, SessionCheckpoint, unloaded
+
+C = TypeVar("C", bound=SessionCheckpoint)
+Range = tuple[int, int]
+
+
+class Timeline:
+    """Frames of one session, kept as stored. Walking forward applies one a step; a jump starts at a keyframe."""
+
+    def __init__(self, session_id: str, frames: Iterable[Entry]) -> None:
+        self._session_id = session_id
+        self._frames = {entry.seq: entry.frame for entry in frames if entry.frame is not None}
+        self._seqs = sorted(self._frames)
+        self._state = codec.State()
+        self._applied: list[int] = []
+
+    @property
+    def weight(self) -> int:
+        return sum(map(len, self._frames.values()))
+
+    def add(self, entry: Entry) -> None:
+        """The next frame of the session's log."""
+        if entry.frame is not None:
+            self._frames[entry.seq] = entry.frame
+            self._seqs.append(entry.seq)
+
+    def checkpoint(self, entry: Entry, made_as: type[C]) -> C:
+        name = f"{self._session_id}:{entry.seq}"
+        note = note_of(entry, name)
+        if entry.kind in DATA_KINDS:
+            return made_as.stored(name, entry.name, moment(entry.at), lambda: self.data(entry), note)
+        return made_as.stored(name, entry.name, moment(entry.at), lambda: note_of(entry, name), {})
+
+    def data(self, entry: Entry) -> Data:
+        return self.state(entry).value()
+
+    def state(self, entry: Entry) -> codec.State:
+        """The state as of that entry, valid until the next call."""
+        name = f"{self._session_id}:{entry.seq}"
+        recipe = codec.Recipe.unpack(entry.recipe)
+        seqs = [seq for first, last in recipe.ranges for seq in self._within(first, last)]
+        if len(seqs) != recipe.frames:
+            unloaded(name)()
+        if self._applied != seqs[: len(self._applied)]:
+            self._state, self._applied = codec.State(), []
+        for seq in seqs[len(self._applied) :]:
+            self._state.apply(self._frames[seq])
+            self._applied.append(seq)
+        if not seqs:
+            self._state, self._applied = codec.State(), []
+        elif self._state.digest != entry.digest:
+            raise Corrupt(f"checkpoint {name}", "its frames do not match their digest")
+        return self._state
+
+    def _within(self, first: int, last: int) -> list[int]:
+        return self._seqs[bisect_left(self._seqs, first) : bisect_right(self._seqs, last)]
+
+
+def note_of(entry: Entry, where: str) -> Data:
+    if entry.note is None:
+        return {}
+    try:
+        return codec.read_note(entry.note)
+    except Corrupt as exc:
+        raise Corrupt(f"checkpoint {where}", exc.reason) from exc
+
+
+def needed(entries: Iterable[Entry]) -> list[Range]:
+    """The ranges of seqs whose frames rebuild these entries, each frame once."""
+    wanted = sorted({piece for entry in entries for piece in codec.Recipe.unpack(entry.recipe).ranges})
+    merged: list[Range] = []
+    for first, last in wanted:
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, last))
+    return merged

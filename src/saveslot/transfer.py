@@ -1,0 +1,142 @@
+"""A session as JSON text and back: its first state, then what changed, entry by entry.
+
+    {"saveslot": 1, "session": {…},
+     "entries": [
+      {"seq": 1, "kind": "created", "name": "session_created", "at": "2026-…", "data": {…}, "about": {…}},
+      {"seq": 2, "kind": "checkpoint", "name": "task_received", "at": "2026-…", "state": {…}},
+      {"seq": 3, "kind": "checkpoint", "name": "answered", "at": "2026-…", "patch": [{"op": "add", …}]}]}
+
+Everything comes back: numbers, ids, times, metadata. Values JSON does not know are tagged as in the store (FORMAT.md).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NoReturn, cast
+
+from saveslot import codec, difference
+from saveslot.errors import InvalidInput
+from saveslot.log import Entry, micros, moment
+from saveslot.model import DATA_KINDS, AgentSession, Data, Kind, as_data, as_name, as_time
+from saveslot.slot import ABOUT, ABOUT_KINDS, Draft
+from saveslot.timeline import Timeline, note_of
+
+VERSION = 1
+CLOSING = "\n]}\n"
+
+
+def opening(session: AgentSession) -> str:
+    told = session.to_dict()
+    del told["checkpoints"]
+    return f'{{"saveslot": {VERSION}, "session": {_text(told)},\n "entries": ['
+
+
+class Exporter:
+    """Writes the entries of one session in their order."""
+
+    def __init__(self, session_id: str) -> None:
+        self._session_id = session_id
+        self._before: codec.State | None = None
+
+    def line(self, entry: Entry, timeline: Timeline) -> str:
+        told: Data = {
+            "seq": entry.seq,
+            "kind": Kind(entry.kind).name.lower(),
+            "name": entry.name,
+            "at": moment(entry.at).isoformat(),
+        }
+        note = note_of(entry, f"{self._session_id}:{entry.seq}")
+        if entry.kind in DATA_KINDS:
+            state = _snapshot(timeline.state(entry))
+            if self._before is None:
+                told["state"] = state.value()
+            else:
+                tagged = state.tagged or self._before.tagged
+                told["patch"] = difference.diff_texts(self._before.texts, state.texts, tagged=tagged)
+            self._before = state
+            if note:
+                told["metadata"] = note
+        elif note or entry.kind not in ABOUT_KINDS:
+            told["data"] = note
+        if entry.kind in ABOUT_KINDS:
+            told["about"] = timeline.state(entry).value()
+        return ("\n  " if entry.seq == 1 else ",\n  ") + _text(told)
+
+
+def _snapshot(state: codec.State) -> codec.State:
+    kept = codec.State()
+    kept.texts.update({key: bytes(text) for key, text in state.texts.items()})
+    kept.tagged = state.tagged
+    return kept
+
+
+def _text(value: Any) -> str:
+    return codec.encode(value, "export", 1 << 40)[0].decode()
+
+
+def parsed(text: str) -> tuple[AgentSession, list[Data]]:
+    """An export's session (without checkpoints) and entries, checked as a whole."""
+    try:
+        found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidInput("import", f"is not JSON ({exc})") from None
+    if not isinstance(found, dict) or "saveslot" not in found:
+        raise InvalidInput("import", "is not an export of a session (it has no key `saveslot`)")
+    told = cast("Data", found)
+    if told["saveslot"] != VERSION:
+        raise InvalidInput(
+            "import", f"has format {told['saveslot']!r}, this Saveslot reads {VERSION}; upgrade saveslot"
+        )
+    told = cast("Data", codec.decode(text.encode(), tagged=True))
+    session = AgentSession.from_dict({**as_data(told.get("session"), "import.session")})
+    entries = told.get("entries")
+    if not isinstance(entries, list) or not entries:
+        raise InvalidInput("import.entries", "must be a list with at least one entry")
+    return session, cast("list[Data]", entries)
+
+
+def fill(draft: Draft, entries: Sequence[Data]) -> None:
+    """Add an export's entries to the draft of a new session, each checked and encoded anew."""
+    state: Data | None = None
+    for n, told in enumerate(entries):
+        path = f"import.entries[{n}]"
+        try:
+            state = _fill_one(draft, told, n + 1, state)
+        except InvalidInput as exc:
+            raise InvalidInput(f"{path}.{exc.path}", exc.reason) from None
+        except (KeyError, TypeError, ValueError) as exc:
+            raise InvalidInput(path, f"is not an entry of an export ({type(exc).__name__}: {exc})") from None
+
+
+def _fill_one(draft: Draft, told: Data, seq: int, state: Data | None) -> Data | None:
+    kind = Kind[told["kind"].upper()]
+    if told["seq"] != seq or (kind is Kind.CREATED) != (seq == 1):
+        raise InvalidInput(
+            "seq", f"must be {seq}, and only the first entry `created`; found {told['seq']!r} {kind.name}"
+        )
+    name, at = as_name(told["name"], "name"), micros(as_time(told["at"], "at"))
+    if kind in DATA_KINDS:
+        state = as_data(told["state"], "state") if "state" in told else difference.patched(state or {}, told["patch"])
+        draft.checkpoint(name, cast("Data", state), as_data(told.get("metadata"), "metadata"), at=at, sign=False)
+        draft.group.entries[-1].kind = kind
+    elif kind in ABOUT_KINDS:
+        about = as_data(told["about"], "about")
+        entry = draft.about({part: as_data(about[part], part) for part in ABOUT}, kind=kind, name=name, at=at)
+        entry.note = codec.note(told["data"], "data") if told.get("data") else None
+    else:
+        draft.lifecycle(kind, name, as_data(told.get("data"), "data"), at=at)
+    return state
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Data:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise InvalidInput("import", f"has the key {twice!r} twice in one object")
+    return made
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise InvalidInput("import", f"holds {name}, which is not JSON")
