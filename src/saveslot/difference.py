@@ -20,20 +20,20 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from saveslot.codec import MAX_STATE, decode, encode
-from saveslot.codec.state import Text, common_ends
 from saveslot.codec.text import TAG
 from saveslot.errors import InvalidInput
 from saveslot.model import copied
 
 Patch = Sequence[Mapping[str, Any]]
+Text = bytes | bytearray
 Run = list[bytes]
 
 # What stays of a list is found with a table of one bit a cell: at most 8 MB, filled in 25 ms, and at most so many cells
 # for each byte of text, or a megabyte of digits would take seconds. Beyond that items are compared in their order.
 MAX_ALIGNED = 8192
 MAX_CELLS = 512
-# With more operations than this on one list (a vector, a series, a conversation cut short) the list is replaced as a whole
-# where that is shorter: an operation takes some 40 bytes around its value.
+# With more operations than this on one list (a vector, a conversation cut short) it is replaced as a whole where that
+# is shorter: an operation takes some 40 bytes around its value.
 MANY = 100
 AROUND = 40
 
@@ -152,7 +152,7 @@ class _Comparison:
             at += len(now)
 
     def _write(self, op: str, path: str, text: Text) -> None:
-        self.ops.append({"op": op, "path": path, "value": decode(text, tagged=self.tagged)})
+        self.ops.append({"op": op, "path": path, "value": decode(bytes(text), tagged=self.tagged)})
 
 
 def _shared(old: Run, new: Run) -> int:
@@ -179,7 +179,7 @@ def _by_key(text: bytes) -> bytes:
 
 
 def _outweighs(old: Run, new: Run, kept: list[tuple[int, int]], whole: int) -> bool:
-    """Whether an operation for each item that changed takes more than the whole list, whatever changed inside objects."""
+    """Whether one operation for each item that changed would take more than the whole list."""
     ops = max(len(old), len(new)) - len(kept)
     if ops <= MANY:
         return False
@@ -210,7 +210,11 @@ def _gap(old: Run, new: Run) -> Iterator[tuple[Run, Run]]:
 
 
 def _alike(old: bytes, new: bytes) -> int:
-    return sum(common_ends(old, new)) if old[:1] == new[:1] and old[0] in b"{[" else 0
+    """How many bytes two objects share, member by member."""
+    if old[:1] + new[:1] != b"{{":
+        return 0
+    members = _members(old)
+    return sum(len(text) for key, text in _members(new).items() if members.get(key) == text)
 
 
 def _longest(a: Run, b: Run) -> list[tuple[int, int]]:

@@ -33,7 +33,7 @@ class Entry(msgspec.Struct, gc=False):
     append_id: bytes  # who wrote it: random, so a retry recognises its own entry
     kind: Kind
     name: str
-    at: int = 0  # shown time; 0 asks for the store's clock
+    at: int = 0  # shown time; 0 or less: so long ago, by the store's clock
     sign: bool = False  # asks the store to count this entry as a sign of life
     alive: int = 0  # the newest sign of life as of this entry, by the store's clock; the store fills it in
     fence: int = 0  # who holds the session as of this entry; a checkpoint carries on what it follows
@@ -45,6 +45,9 @@ class Entry(msgspec.Struct, gc=False):
     note: bytes | None = None  # small data of its own: a lifecycle entry's, a checkpoint's metadata
     frame: bytes | None = None  # what changed; gone once thinned
     size: int = 0  # bytes of frame and note as stored, also when they were not read
+
+    def time(self, now: int) -> int:
+        return self.at if self.at > 0 else now + self.at
 
 
 class Row(msgspec.Struct):

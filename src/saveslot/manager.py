@@ -28,6 +28,7 @@ from saveslot.model import (
     as_name,
     fresh_id,
     fresh_key,
+    now,
 )
 from saveslot.reading import SessionReader, unknown
 from saveslot.slot import ABOUT, Draft, Point, Slot, beginning, creation, refusal
@@ -138,7 +139,7 @@ class SessionManager(SessionReader):
         session.created_at = moment(row.created_at or verdict.times[0])
         session.last_heartbeat = moment(verdict.heartbeat)
         shown = [entry for entry in draft.group.entries if entry.kind in SHOWN_KINDS]
-        session.checkpoints = [slot.timeline.checkpoint(entry, SessionCheckpoint) for entry in shown]
+        session.checkpoints = [draft.landed(entry, SessionCheckpoint) for entry in shown]
         session.seen = _seen(slot, None)
         self._slots[session.session_id] = slot
         return session
@@ -161,10 +162,12 @@ class SessionManager(SessionReader):
             if any(item.kind is Kind.CHECKPOINT for item in staged):
                 await slot.load_data()
             draft = slot.draft()
+            # How long ago each was staged, as 0 or less: two clocks may differ, but not over a span.
+            ages = [min(0, micros(item.checkpoint.timestamp) - micros(now())) for item in staged]
             if changed:
-                draft.about(about)
-            for item in staged:
-                cp, at = item.checkpoint, micros(item.checkpoint.timestamp)
+                draft.about(about, at=ages[0] if ages else 0)
+            for item, at in zip(staged, ages, strict=True):
+                cp = item.checkpoint
                 if item.kind is Kind.CHECKPOINT:
                     draft.checkpoint(cp.name, cp.data, cp.metadata, at=at, append_id=item.append_id)
                 else:
@@ -306,9 +309,9 @@ class SessionManager(SessionReader):
             if append is not None or patch is not None:
                 draft.request = codec.encode([name, append or patch, metadata], "append" if append else "patch")[0]
             if before is not None and draft.request is not None and before.request == draft.request:
-                return self._made(session, slot, before.group.entries[-1])
+                return self._made(session, slot, before)
             if patch is not None:
-                append = difference.appended_items(patch)
+                append = _as_append(state, patch)
             if append is not None:
                 draft.appended(name, dict(append), metadata)
             elif patch is not None:
@@ -316,14 +319,14 @@ class SessionManager(SessionReader):
             else:
                 draft.checkpoint(name, _whole(data), metadata)
             if before is not None and _repeats(draft.group.entries[-1], before.group.entries[-1]):
-                return self._made(session, slot, before.group.entries[-1])
+                return self._made(session, slot, before)
             await self._append(slot, draft)
-            return self._made(session, slot, draft.group.entries[-1])
+            return self._made(session, slot, draft)
 
     _settled_checkpoint = settled(_checkpoint)
 
-    def _made(self, session: AgentSession | str, slot: Slot, entry: Entry) -> Checkpoint:
-        made = slot.timeline.checkpoint(entry, Checkpoint)
+    def _made(self, session: AgentSession | str, slot: Slot, draft: Draft) -> Checkpoint:
+        made = draft.landed(draft.group.entries[-1], Checkpoint)
         if not isinstance(session, str):
             session.seen = _seen(slot, session.seen)
             session.checkpoints.insert(len(session.checkpoints) - len(session.staged), made)
@@ -464,6 +467,13 @@ def _about(session: AgentSession) -> Data:
     }
 
 
+def _as_append(state: codec.State, patch: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]] | None:
+    """A patch that only adds to the ends of lists costs the addition; None for any other."""
+    items = difference.appended_items(patch)
+    lists = items is not None and all(state.texts.get(key, b"")[:1] == b"[" for key in items)
+    return items if lists else None
+
+
 def _whole(data: Any) -> Data:
     if data is None:
         return {}
@@ -491,7 +501,7 @@ def _took(session: AgentSession, slot: Slot, draft: Draft, verdict: Verdict) -> 
     for item in session.staged:
         entry = landed.get(item.append_id)
         if entry is not None:
-            item.checkpoint.settle(slot.timeline.checkpoint(entry, SessionCheckpoint))
+            item.checkpoint.settle(draft.landed(entry, SessionCheckpoint))
     session.staged = [item for item in session.staged if item.append_id not in landed]
     session.seen = _seen(slot, session.seen)
     if verdict.heartbeat:

@@ -131,7 +131,7 @@ class SessionCheckpoint:
 
     def settle(self, stored: SessionCheckpoint) -> None:
         """From now on a stored one: the value it carried is let go, what was stored takes its place."""
-        self.id, self._data = stored.id, stored._data
+        self.id, self.timestamp, self._data = stored.id, stored.timestamp, stored._data
 
     @property
     def data(self) -> Data:
@@ -369,15 +369,12 @@ def as_labels(value: Any) -> dict[str, str]:
     return {as_name(key, "labels"): as_label(item, f"labels.{key}") for key, item in found.items()}
 
 
-def unloaded(checkpoint_id: str) -> Callable[[], Data]:
-    def say_so() -> Data:
-        session_id = checkpoint_id.rpartition(":")[0]
-        raise NotFound(
-            f"checkpoint {checkpoint_id} was not loaded with its session: "
-            f"use get_session({session_id!r}, history='all') or get_checkpoint({session_id!r}, ref)"
-        )
-
-    return say_so
+def unloaded(checkpoint_id: str) -> NotFound:
+    session_id, _, seq = checkpoint_id.rpartition(":")
+    return NotFound(
+        f"checkpoint {checkpoint_id} was not loaded with its session: "
+        f"use get_session({session_id!r}, history='all') or get_checkpoint({session_id!r}, {seq})"
+    )
 
 
 def _fields(told: Any, what: str, *needed: str) -> Data:

@@ -8,16 +8,18 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from saveslot import codec
+from saveslot import codec, settings
 from saveslot.errors import InvalidInput
 from saveslot.manager import SessionManager
+from saveslot.settings import Setting
 from saveslot.stores import open_store
 
 
 class open:  # noqa: A001, N801  (saveslot.open reads well)
     """`async with saveslot.open() as sessions:` or `sessions = await saveslot.open()`, then `await sessions.close()`.
 
-    `url` is `sqlite:///file.db` or `memory:`; without it `SAVESLOT_URL`, else one SQLite file among the user's data.
+    `url` is `sqlite:///file.db` or `memory:`. What is left out comes from the environment (`SAVESLOT_URL`,
+    `SAVESLOT_NAMESPACE`) or from `saveslot.toml`; else it is one SQLite file among the user's data.
     """
 
     def __init__(
@@ -25,15 +27,16 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
         url: str | None = None,
         *,
         hot: str | None = None,
-        namespace: str = "default",
+        namespace: str | None = None,
         session_ttl_hours: float = 24,
         max_state_bytes: int = codec.MAX_STATE,
     ) -> None:
-        if hot is not None:
-            raise InvalidInput("hot", "this version has no hot tier; leave it out")
-        self._url = url or os.environ.get("SAVESLOT_URL") or default_url()
+        told = located(url, hot, namespace)
+        if "hot" in told:
+            raise InvalidInput("hot", f"this version has no hot tier; leave it out ({told['hot'].source})")
+        self._url = told["url"].value
         self._options: dict[str, Any] = {
-            "namespace": namespace,
+            "namespace": told["namespace"].value,
             "session_ttl_hours": session_ttl_hours,
             "max_state_bytes": max_state_bytes,
         }
@@ -59,6 +62,12 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
             await self._manager.close()
 
 
+def located(url: str | None = None, hot: str | None = None, namespace: str | None = None) -> dict[str, Setting]:
+    """Which store and namespace these arguments lead to, and who said so."""
+    defaults = {"url": Setting(default_url(), "default"), "namespace": Setting("default", "default")}
+    return defaults | settings.resolve(url=url or None, hot=hot, namespace=namespace)
+
+
 def default_url() -> str:
     """One file where the platform keeps a user's data."""
     if sys.platform == "win32":
@@ -67,4 +76,4 @@ def default_url() -> str:
         folder = Path.home() / "Library" / "Application Support"
     else:
         folder = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return f"sqlite:///{folder / 'saveslot' / 'saveslot.db'}"
+    return settings.sqlite_url(folder / "saveslot" / "saveslot.db")

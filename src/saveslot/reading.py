@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Literal, TypeVar
 
-from saveslot import codec, difference, refs, transfer
-from saveslot.codec.frame import unseal
+from saveslot import codec, difference, glance, refs, transfer
 from saveslot.errors import InvalidInput, NotFound
 from saveslot.lifecycle import SessionState
 from saveslot.log import Entry, Event, Head, Query, micros, moment
@@ -23,7 +22,7 @@ from saveslot.model import (
     as_state,
     as_time,
 )
-from saveslot.slot import ABOUT_KINDS
+from saveslot.slot import ABOUT, ABOUT_KINDS
 from saveslot.stores import Store
 from saveslot.timeline import Range, Timeline, needed
 
@@ -158,8 +157,32 @@ class SessionReader:
         timeline = await self._timeline(head, needed([entry]))
         return timeline.checkpoint(entry, Checkpoint)
 
+    async def get_data(self, id: str, ref: str | int = "latest") -> Data:
+        """The agent's data as of a ref, whatever kind of entry that is; `{}` before the first checkpoint."""
+        head = await self._existing(id)
+        if ref == "latest" and not head.last.data_seq:
+            return {}
+        return (await self._state_at(id, ref)).value()
+
+    async def log(self, id: str, *, limit: int | None = None, all: bool = False) -> list[glance.LogLine]:
+        """Its history without the states: kind, size and in a few words what changed, oldest first.
+
+        `limit` keeps the newest; `all` shows every entry of the log.
+        """
+        if limit is not None and limit < 0:
+            raise InvalidInput("limit", "must not be negative")
+        head = await self._existing(id)
+        key, kinds = head.row.key, None if all else SHOWN_KINDS
+        entries = await self._store.entries(key, kinds=kinds, newest=limit, frames=False)
+        before: list[Entry] = []
+        if entries and entries[0].seq > 1:
+            reach = [(1, entries[0].seq - 1)]
+            before = await self._store.entries(key, reach, kinds=DATA_KINDS, newest=1, frames=False)
+        timeline = await self._timeline(head, needed(e for e in before + entries if e.kind in DATA_KINDS))
+        return list(glance.lines(head.row.session_id, entries, timeline, before[0] if before else None))
+
     async def diff(self, id: str, a: str | int, b: str | int) -> list[Data]:
-        """The RFC 6902 patch from the agent's data at `a` to that at `b`; either may be another session's, by its id."""
+        """The RFC 6902 patch from the agent's data at `a` to that at `b`; either may be another session's by its id."""
         before, after = await self._state_at(id, a), await self._state_at(id, b)
         return difference.diff_texts(before.texts, after.texts, tagged=before.tagged or after.tagged)
 
@@ -273,10 +296,10 @@ class SessionReader:
             return codec.State()
         return (await self._timeline(head, needed([data]))).state(data)
 
-    async def _timeline(self, head: Head, ranges: list[Range], *, data: bool = True) -> Timeline:
+    async def _timeline(self, head: Head, ranges: list[Range], *, data: bool = True, since: int = 0) -> Timeline:
         kinds = DATA_KINDS if data else ABOUT_KINDS
         frames = await self._store.entries(head.row.key, ranges, kinds=kinds) if ranges else []
-        return Timeline(head.row.session_id, frames)
+        return Timeline(head.row.session_id, frames, since)
 
     async def _checkpoints(self, head: Head, history: int | Literal["all"] | None) -> list[SessionCheckpoint]:
         entries = await self._store.entries(head.row.key, kinds=SHOWN_KINDS, frames=False)
@@ -290,14 +313,14 @@ class SessionReader:
         else:
             chosen = max(0, len(entries) - history)
         wanted = (entry for entry in entries[chosen:] if entry.kind in DATA_KINDS)
-        timeline = await self._timeline(head, needed(wanted))
+        since = entries[chosen].seq if chosen < len(entries) else head.last.seq + 1
+        timeline = await self._timeline(head, needed(wanted), since=since)
         return [timeline.checkpoint(entry, SessionCheckpoint) for entry in entries]
 
     def _session(self, head: Head) -> AgentSession:
         row, last = head.row, head.last
-        about = codec.State()
-        about.apply(unseal(row.body))
-        told = about.value()
+        told = codec.read_note(row.body)
+        texts = {part: codec.encode(told[part], part)[0] for part in ABOUT}
         session = AgentSession(
             row.session_id,
             row.agent_type,
@@ -309,7 +332,7 @@ class SessionReader:
             told["metadata"],
             told["labels"],
         )
-        session.seen = Seen(row.key, last.seq, last.append_id, {name: bytes(t) for name, t in about.texts.items()})
+        session.seen = Seen(row.key, last.seq, last.append_id, texts)
         return session
 
     def _query(

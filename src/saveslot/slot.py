@@ -11,13 +11,13 @@ import os
 from typing import Any, NamedTuple
 
 from saveslot import codec
-from saveslot.codec.frame import is_keyframe
+from saveslot.codec.frame import PATCH
 from saveslot.errors import Conflict, Corrupt, HistoryLost, LeaseLost, NotFound, SaveslotError
 from saveslot.lifecycle import SessionState
 from saveslot.log import Entry, Group, Head, Outcome, Row, Verdict
 from saveslot.model import DATA_KINDS, Data, Kind
 from saveslot.stores import Store
-from saveslot.timeline import Timeline, needed
+from saveslot.timeline import C, Timeline, needed
 
 # What a session is about: the dicts of its own, beside the agent's data.
 ABOUT = ("context", "metadata", "labels")
@@ -55,6 +55,7 @@ class Draft:
         self.group = Group(key, at.append_id, [])
         self.at = at
         self.request: bytes | None = None  # what was asked for, where the entry alone does not tell a retry
+        self.timelines: dict[int, Timeline] = {}  # once landed: what decodes each entry
         self._limit = limit
 
     def checkpoint(
@@ -121,6 +122,10 @@ class Draft:
             self.group.state = state.value
             self.at = self.at._replace(state=state)
 
+    def landed(self, entry: Entry, made_as: type[C]) -> C:
+        """An entry of this draft as a checkpoint, once it was appended."""
+        return self.timelines[entry.seq].checkpoint(entry, made_as)
+
     def _entry(self, kind: Kind, name: str, at: int = 0, append_id: bytes | None = None) -> Entry:
         point = self.at
         return Entry(
@@ -180,6 +185,7 @@ class Slot:
                 entry.at = at
                 if entry.kind in DATA_KINDS:
                     self._grow(entry)
+                draft.timelines[entry.seq] = self.timeline
             return verdict
         self.refused = True
         raise refusal(self.session_id, verdict, draft.group.entries[0].seq - 1)
@@ -192,7 +198,7 @@ class Slot:
         return draft, await self.append(draft)
 
     def _grow(self, entry: Entry) -> None:
-        if entry.kind is Kind.ROLLBACK or (entry.frame is not None and is_keyframe(entry.frame)):
+        if entry.kind is Kind.ROLLBACK or (entry.frame is not None and not entry.frame[1] & PATCH):
             self.timeline = Timeline(self.session_id, [])  # the frames before it are not needed any more
         self.timeline.add(entry)
 

@@ -18,8 +18,9 @@ Range = tuple[int, int]
 class Timeline:
     """Frames of one session, kept as stored. Walking forward applies one a step; a jump starts at a keyframe."""
 
-    def __init__(self, session_id: str, frames: Iterable[Entry]) -> None:
+    def __init__(self, session_id: str, frames: Iterable[Entry], since: int = 0) -> None:
         self._session_id = session_id
+        self._since = since  # what rebuilds older entries was left out on purpose
         self._frames = {entry.seq: entry.frame for entry in frames if entry.frame is not None}
         self._seqs = sorted(self._frames)
         self._state = codec.State()
@@ -51,7 +52,9 @@ class Timeline:
         recipe = codec.Recipe.unpack(entry.recipe)
         seqs = [seq for first, last in recipe.ranges for seq in self._within(first, last)]
         if len(seqs) != recipe.frames:
-            unloaded(name)()
+            if entry.seq < self._since:
+                raise unloaded(name)
+            raise Corrupt(f"checkpoint {name}", f"{len(seqs)} of its {recipe.frames} frames are there")
         if self._applied != seqs[: len(self._applied)]:
             self._state, self._applied = codec.State(), []
         for seq in seqs[len(self._applied) :]:

@@ -1,0 +1,321 @@
+"""A state machine over whole managers: two of them on one store, compared with a plain model after every step.
+
+The model knows the one rule and nothing else: who has seen the newest entry may write, everybody else gets `Conflict`.
+It is steered towards live sessions: few ids, unique payloads, writers that mostly know the head.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from saveslot.errors import AlreadyExists, Conflict, InvalidTransition, NotFound
+from saveslot.lifecycle import TRANSITIONS, SessionState, follow
+from saveslot.manager import SessionManager
+from saveslot.model import AgentSession, Data
+from saveslot.stores import Store
+from saveslot.stores.memory import MemoryStore
+
+T = TypeVar("T")
+
+IDS = ("a", "b:2", "ü c")
+WHO = st.integers(0, 1)
+NAMES = st.sampled_from(["turn", "tool", "plan"])
+# Something that stays: small states would all be keyframes, and patches and recipes would go untried.
+BULK = "".join(map(chr, random.Random(1).choices(range(0x4E00, 0x9000), k=500)))
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+LEAVES = st.none() | st.booleans() | st.integers(-3, 2**70) | FLOATS | st.text()
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3), max_leaves=6)
+DATA = st.dictionaries(st.text(max_size=3), VALUES, max_size=4)
+
+
+@dataclass
+class Log:
+    """What the model knows of one incarnation of a session."""
+
+    incarnation: int
+    state: SessionState = SessionState.ACTIVE
+    context: Data = field(default_factory=dict[str, Any])
+    shown: list[tuple[int, str, Data]] = field(default_factory=list[tuple[int, str, Data]])
+    head: int = 1
+    data: Data = field(default_factory=dict[str, Any])
+    at: dict[int, Data] = field(default_factory=dict[int, Data])  # the agent's data as of each entry
+
+    def add(self, name: str, shown: Data, data: Data | None = None) -> None:
+        self.head += 1
+        self.data = self.data if data is None else data
+        self.at[self.head] = self.data
+        self.shown.append((self.head, name, shown))
+
+
+@dataclass
+class Held:
+    """A session value that a caller keeps, and what it has seen."""
+
+    value: AgentSession
+    incarnation: int
+    seen: int
+
+
+class ManagerMachine(RuleBasedStateMachine):
+    """Subclass it with an `open_stores` of your own to try your store."""
+
+    async def open_stores(self) -> tuple[Store, Store]:
+        """Two handles on one empty store."""
+        store = MemoryStore()
+        return store, store
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.stores = self.run(self.open_stores())
+        self.managers = [SessionManager(store=store) for store in self.stores]
+        self.logs: dict[str, Log] = {}
+        self.knows: list[dict[str, tuple[int, int]]] = [{}, {}]
+        self.held: dict[str, Held] = {}
+        self.count = 0
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(call)
+
+    def teardown(self) -> None:
+        try:
+            for session_id, log in self.logs.items():
+                self.check(self.stores[1], session_id, log)
+        finally:
+            for store in self.stores:
+                self.run(store.close())
+            self.runner.close()
+
+    def unique(self, data: Data) -> Data:
+        self.count += 1
+        return {"bulk": BULK, **data, "unique": self.count}
+
+    def live(self) -> list[str]:
+        return sorted(self.logs)
+
+    def stale(self, who: int, session_id: str) -> bool:
+        """True when this manager remembers an older entry than the newest; it then forgets what it knew."""
+        log = self.logs[session_id]
+        known = self.knows[who].get(session_id)
+        return known is not None and known != (log.incarnation, log.head)
+
+    def wrote(self, who: int, session_id: str) -> None:
+        log = self.logs[session_id]
+        self.knows[who][session_id] = (log.incarnation, log.head)
+
+    # Sessions
+
+    @rule(who=WHO, session_id=st.sampled_from(IDS), context=DATA)
+    def create(self, who: int, session_id: str, context: Data) -> None:
+        call = self.managers[who].create_session("t", context=context, session_id=session_id)
+        if session_id in self.logs:
+            try:
+                self.run(call)
+            except AlreadyExists:
+                return
+            raise AssertionError(f"{session_id} was created twice")
+        self.count += 1
+        value = self.run(call)
+        log = Log(self.count, context=value.to_dict()["context"])
+        log.shown.append((1, "session_created", {"agent_type": "t", "user_id": ""}))
+        log.at[1] = {}
+        self.logs[session_id] = log
+        self.wrote(who, session_id)
+        self.held[session_id] = Held(value, log.incarnation, 1)
+
+    @precondition(lambda self: self.logs)
+    @rule(who=WHO, pick=st.randoms(use_true_random=False), rare=st.integers(0, 4))
+    def delete(self, who: int, pick: Any, rare: int) -> None:
+        if rare:
+            return
+        session_id = pick.choice(self.live())
+        assert self.run(self.managers[who].delete_session(session_id)) is True
+        assert self.run(self.managers[1 - who].delete_session(session_id)) is False
+        del self.logs[session_id]
+        for known in self.knows:
+            known.pop(session_id, None)
+
+    @rule(who=WHO)
+    def restart(self, who: int) -> None:
+        self.managers[who] = SessionManager(store=self.stores[who])
+        self.knows[who] = {}
+
+    # Checkpoints
+
+    @precondition(lambda self: self.logs)
+    @rule(who=WHO, pick=st.randoms(use_true_random=False), name=NAMES, data=DATA, how=st.sampled_from("wwwap"))
+    def checkpoint(self, who: int, pick: Any, name: str, data: Data, how: str) -> None:
+        session_id = pick.choice(self.live())
+        log, manager = self.logs[session_id], self.managers[who]
+        self.count += 1
+        lists = isinstance(log.data.get("list", []), list)
+        if how == "a" and lists:
+            data = {**log.data, "list": [*log.data.get("list", []), self.count]}
+            call = manager.checkpoint(session_id, name, append={"list": [self.count]})
+        elif how == "p":
+            data = {**log.data, "patched": self.count}
+            call = manager.checkpoint(
+                session_id, name, patch=[{"op": "add", "path": "/patched", "value": self.count}]
+            )
+        else:
+            data = self.unique(data)
+            call = manager.checkpoint(session_id, name, data)
+        self.written(who, session_id, call, "checkpoint", lambda: log.add(name, data, data))
+
+    @precondition(lambda self: self.logs)
+    @rule(who=WHO, pick=st.randoms(use_true_random=False), by_another=st.booleans())
+    def rollback(self, who: int, pick: Any, by_another: bool) -> None:  # noqa: FBT001
+        session_id = pick.choice(self.live())
+        log = self.logs[session_id]
+        to = pick.randint(1, log.head)
+        if log.state is SessionState.COMPLETED:
+            self.refused(self.managers[who].rollback(session_id, to), InvalidTransition)
+            self.knows[who].pop(session_id, None)
+            return
+        made = self.run(self.managers[who].rollback(session_id, to))
+        log.state = follow(log.state, "rollback")
+        log.add("session_rolled_back", log.at[to], log.at[to])
+        assert (made.seq, made.data) == (log.head, log.data)
+        self.wrote(who, session_id)
+        if by_another:  # what was rolled back to is read cold and gone on from, by someone who knows nothing
+            manager = SessionManager(store=self.stores[who])
+            self.count += 1
+            data = {**log.data, "branch": self.count}
+            self.run(manager.checkpoint(session_id, "branch", data))
+            log.add("branch", data, data)
+
+    @precondition(lambda self: 0 < len(self.logs) < len(IDS))
+    @rule(who=WHO, pick=st.randoms(use_true_random=False))
+    def fork(self, who: int, pick: Any) -> None:
+        source_id = pick.choice(self.live())
+        target_id = pick.choice([free for free in IDS if free not in self.logs])
+        source = self.logs[source_id]
+        at = pick.randint(1, source.head)
+        value = self.run(self.managers[who].fork(source_id, at, session_id=target_id))
+        self.count += 1
+        log = Log(self.count, context=value.to_dict()["context"])
+        assert log.context == source.context
+        log.shown.append((1, "session_created", {"agent_type": "t", "user_id": ""}))
+        log.at[1] = {}
+        if len(value.checkpoints) > 1:
+            log.add(value.checkpoints[1].name, source.at[at], source.at[at])
+        else:
+            assert source.at[at] == {}
+        self.logs[target_id] = log
+        self.wrote(who, target_id)
+
+    # Values
+
+    @precondition(lambda self: self.logs)
+    @rule(who=WHO, pick=st.randoms(use_true_random=False))
+    def get(self, who: int, pick: Any) -> None:
+        session_id = pick.choice(self.live())
+        value = self.run(self.managers[who].get_session(session_id))
+        assert value is not None
+        log = self.logs[session_id]
+        self.held[session_id] = Held(value, log.incarnation, log.head)
+
+    @precondition(lambda self: self.held)
+    @rule(
+        who=WHO,
+        pick=st.randoms(use_true_random=False),
+        verbs=st.lists(st.sampled_from(["checkpoint", "pause", "resume", "complete", "fail", "recover"]), max_size=3),
+        refresh=st.booleans(),
+        context=st.booleans(),
+    )
+    def update(self, who: int, pick: Any, verbs: list[str], refresh: bool, context: bool) -> None:  # noqa: FBT001
+        session_id = pick.choice(sorted(self.held))
+        held, log, manager = self.held[session_id], self.logs.get(session_id), self.managers[who]
+        if refresh and log is not None:
+            self.run(manager.refresh(held.value))
+            self.knows[who].pop(session_id, None)
+            held.incarnation, held.seen = log.incarnation, log.head
+        value = held.value
+        for verb in verbs:
+            if value.state in TRANSITIONS[verb] and not (verb == "resume" and value.state is SessionState.ACTIVE):
+                self.count += 1
+                arguments = {"checkpoint": ("staged", {"unique": self.count}), "fail": (f"e{self.count}",)}
+                getattr(value, verb)(*arguments.get(verb, ()))
+        if context:
+            self.count += 1
+            value.context["changed"] = self.count
+        if log is None or held.incarnation != log.incarnation:
+            self.refused(manager.update_session(value), NotFound)
+            self.knows[who].pop(session_id, None)
+            del self.held[session_id]
+            return
+        if held.seen != log.head:
+            self.refused(manager.update_session(value), Conflict)
+            self.knows[who].pop(session_id, None)
+            return
+        staged = [(item.checkpoint.name, item.checkpoint.data, item.kind.name) for item in value.staged]
+        try:
+            self.run(manager.update_session(value))
+        except InvalidTransition:
+            del self.held[session_id]  # staged on a state that is no longer: the caller starts over
+            self.knows[who].pop(session_id, None)
+            return
+        told = value.to_dict()["context"]
+        if told != log.context:
+            log.context = told
+            log.head += 1
+            log.at[log.head] = log.data
+        for name, data, kind in staged:
+            log.add(name, data, data if kind == "CHECKPOINT" else None)
+        log.state = value.state
+        held.seen = log.head
+        assert value.staged == []
+        self.wrote(who, session_id)
+
+    # How it is checked
+
+    def refused(self, call: Coroutine[Any, Any, Any], error: type[Exception]) -> None:
+        try:
+            self.run(call)
+        except error:
+            return
+        raise AssertionError(f"{error.__name__} was expected")
+
+    def written(
+        self, who: int, session_id: str, call: Coroutine[Any, Any, Any], verb: str, note: Callable[[], None]
+    ) -> None:
+        log = self.logs[session_id]
+        stale = self.stale(who, session_id)
+        if log.state not in TRANSITIONS[verb] and not stale:
+            self.refused(call, InvalidTransition)
+            self.wrote(who, session_id)
+        elif stale:
+            # A manager that remembers an older state may refuse by that; either way nothing is stored.
+            try:
+                self.run(call)
+            except (Conflict, NotFound):
+                self.knows[who].pop(session_id, None)
+            except InvalidTransition:
+                return
+            else:
+                raise AssertionError("a writer that has not seen the newest entry was let in")
+        else:
+            self.run(call)
+            note()
+            self.wrote(who, session_id)
+
+    @invariant()
+    def same_as_the_model(self) -> None:
+        for n, (session_id, log) in enumerate(self.logs.items()):
+            if (self.count + n) % 3 == 0:
+                self.check(self.stores[n % 2], session_id, log)
+
+    def check(self, store: Store, session_id: str, log: Log) -> None:
+        manager = SessionManager(store=store)
+        history = self.run(manager.history(session_id))
+        assert [(c.seq, c.name, c.data) for c in history] == log.shown
+        value = self.run(manager.get_session(session_id))
+        assert value is not None
+        assert (value.state, value.context) == (log.state, log.context)

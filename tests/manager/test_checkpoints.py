@@ -1,0 +1,310 @@
+"""Checkpoints: saved, found by ref, walked, rolled back, forked, compared."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import pytest
+
+from saveslot import Conflict, InvalidInput, NotFound, SessionState, TooLarge
+
+TRICKY = {
+    "nul": "a\0b",
+    "emoji": "😀",
+    "big": 2**200,
+    "negative": -(2**70),
+    "float": 0.1,
+    "zero": -0.0,
+    "none": None,
+    "when": datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC),
+    "naive": datetime(2026, 1, 2),  # noqa: DTZ001
+    "bytes": bytes(range(256)),
+    "uuid": uuid4(),
+    "tag": {"$saveslot": ["datetime", "no"]},
+    "": {"": [[], {}, ""]},
+    "nested": [{"a": [1, True, 1.0, "1"]}],
+}
+
+
+def exact(value):
+    """Equality that tells 1, True and 1.0 apart, and the order of keys."""
+    if isinstance(value, dict):
+        return [(key, exact(item)) for key, item in value.items()]
+    if isinstance(value, list):
+        return [exact(item) for item in value]
+    return (type(value).__name__, repr(value))
+
+
+async def test_what_goes_in_comes_out_equal(sessions, others, session):
+    """A state of every storable kind is read back exactly, types and key order too; tuples as lists."""
+    await sessions.checkpoint(session.session_id, "one", {**TRICKY, "tuple": (1, (2,))})
+    read = await others.get_checkpoint(session.session_id)
+    assert exact(read.data) == exact({**TRICKY, "tuple": [1, [2]]})
+    changed = {**TRICKY, "nul": "\0", "when": datetime(2027, 1, 1, tzinfo=UTC), "new": [uuid4()]}
+    del changed["float"]
+    await sessions.checkpoint(session.session_id, "two", changed, {"by": b"me"})
+    read = await others.get_checkpoint(session.session_id)
+    assert exact(read.data) == exact(changed)
+    assert read.metadata == {"by": b"me"}
+
+
+@pytest.mark.parametrize(
+    ("bad", "path"),
+    [
+        ({"a": [1, float("nan")]}, r"data\.a\[1\]"),
+        ({"a": float("inf")}, r"data\.a"),
+        ({"a": {1: "x"}}, r"data\.a"),
+        ({1: "x"}, "data"),
+        ({"a": {"b": object()}}, r"data\.a\.b"),
+        ({"a": "\ud800"}, r"data\.a"),
+        ({"a": {"\ud800": 1}}, r"data\.a"),
+        ({"a": {1, 2}}, r"data\.a"),
+        ({"a": 10**5000}, r"data\.a"),
+        ([1], "data"),
+    ],
+)
+async def test_what_cannot_be_exact_is_refused_by_path(sessions, session, bad, path):
+    """NaN, other keys than text, unknown types, half surrogates: refused with the path, and nothing is stored."""
+    await sessions.checkpoint(session.session_id, "good", {"n": 1})
+    with pytest.raises(InvalidInput, match=path):
+        await sessions.checkpoint(session.session_id, "bad", bad)
+    assert [c.name for c in await sessions.history(session.session_id)] == ["session_created", "good"]
+    await sessions.checkpoint(session.session_id, "next", {"n": 2})
+
+
+async def test_limits_are_told(sessions, session):
+    """A state over the limit is TooLarge with both numbers; one nested too deep is refused by path."""
+    with pytest.raises(TooLarge) as caught:
+        await sessions.checkpoint(session.session_id, "big", {"x": "a" * (17 * 1024 * 1024)})
+    assert caught.value.size > caught.value.limit == 16 * 1024 * 1024
+    deep: list = []
+    for _ in range(200):
+        deep = [deep]
+    with pytest.raises(InvalidInput, match="deep"):
+        await sessions.checkpoint(session.session_id, "deep", {"x": deep})
+    assert len(await sessions.history(session.session_id)) == 1
+
+
+async def test_a_long_session_reads_back_at_every_step(sessions, others, session, fresh):
+    """Through patches, keyframes, rollbacks and restarts of the writer every checkpoint keeps its own data."""
+    expected, data = [], {"messages": [], "turn": 0}
+    writers = [sessions, others]
+    for turn in range(400):
+        data = {"messages": [*data["messages"], {"n": turn, "text": f"turn {turn} é " * 5}], "turn": turn}
+        if turn % 97 == 50:
+            back = expected[turn // 2]
+            await writers[0].rollback(session.session_id, back[0])
+            data = {"messages": list(back[1]["messages"]), "turn": back[1]["turn"]}
+        if turn % 60 == 59:
+            writers = [writers[1], fresh()]
+            await writers[0].refresh(session)
+        made = await writers[0].checkpoint(session.session_id, f"t{turn}", data)
+        expected.append((made.seq, data))
+    history = {c.seq: c for c in await others.history(session.session_id)}
+    for seq, data in expected:
+        assert history[seq].data == data
+    assert (await sessions.get_session(session.session_id, history="all")).checkpoints[-1].data == expected[-1][1]
+
+
+async def test_append_and_patch_build_the_same_state(sessions, others, session, fresh):
+    """append= and patch= give what the whole state would have given."""
+    sid = session.session_id
+    await sessions.checkpoint(sid, "empty", append={"messages": [{"n": 0}]})
+    await sessions.checkpoint(sid, "more", append={"messages": ({"n": 1}, {"n": 2}), "other": []})
+    await sessions.checkpoint(sid, "patch", patch=[{"op": "add", "path": "/messages/-", "value": {"n": 3}}])
+    made = await sessions.checkpoint(
+        sid,
+        "edit",
+        patch=[{"op": "replace", "path": "/messages/0/n", "value": "x"}, {"op": "add", "path": "/k", "value": 1}],
+    )
+    want = {"messages": [{"n": "x"}, {"n": 1}, {"n": 2}, {"n": 3}], "other": [], "k": 1}
+    assert made.data == want
+    assert (await others.get_checkpoint(sid)).data == want
+    assert (await others.get_checkpoint(sid, "more")).data == {"messages": [{"n": 0}, {"n": 1}, {"n": 2}], "other": []}
+    assert (await fresh().checkpoint(sid, "cold", append={"messages": [4]})).data["messages"][-1] == 4
+
+
+async def test_returned_checkpoints_keep_their_own_data(sessions, session):
+    """A checkpoint handed out earlier still shows its own state after later appends changed the base in place."""
+    sid = session.session_id
+    made = [await sessions.checkpoint(sid, f"c{n}", append={"messages": [n]}) for n in range(30)]
+    for n, checkpoint in enumerate(made):
+        assert checkpoint.data == {"messages": list(range(n + 1))}
+
+
+async def test_bad_changes_are_refused_and_leave_the_state_alone(sessions, session):
+    """A wrong append or patch says where it is wrong; the next checkpoint builds on the untouched state."""
+    sid = session.session_id
+    await sessions.checkpoint(sid, "one", {"messages": [1], "n": 1})
+    for bad, path in (
+        ({"append": {"n": [2]}}, "append.n"),
+        ({"append": {"messages": "text"}}, "append.messages"),
+        ({"append": {"messages": [float("nan")]}}, r"append.*\[0\]"),
+        ({"patch": [{"op": "remove", "path": "/nothing"}]}, r"patch\[0\]"),
+        ({"patch": [{"op": "add", "path": "/messages/-", "value": {1: 2}}]}, "key"),
+        ({"data": {}, "append": {"messages": []}}, "several"),
+    ):
+        with pytest.raises(InvalidInput, match=path):
+            await sessions.checkpoint(sid, "bad", **bad)
+    made = await sessions.checkpoint(sid, "two", append={"messages": [2]})
+    assert made.data == {"messages": [1, 2], "n": 1}
+    assert made.seq == 3
+
+
+async def test_refs_name_what_they_say(sessions, session):
+    """A ref is a name, a number, an id, latest or ~n; ~n counts data entries, numbers count everything."""
+    sid = session.session_id
+    session.checkpoint("a", {"n": 1})
+    session.pause()
+    session.checkpoint("a", {"n": 2})
+    session.checkpoint("b", {"n": 3})
+    await sessions.update_session(session)
+    want = {"a": 4, "b": 5, 2: 2, "3": 3, f"{sid}:4": 4, "latest": 5, "~0": 5, "~1": 4, "~2": 2, "session_paused": 3}
+    for ref, seq in want.items():
+        assert (await sessions.get_checkpoint(sid, ref)).seq == seq, ref
+    assert (await sessions.get_checkpoint(sid, 3)).data == {"previous_state": "active"}
+    for ref in ("c", 99, 0, -1, "~3", "other:2", "99"):
+        with pytest.raises(NotFound):
+            await sessions.get_checkpoint(sid, ref)
+    for ref in ("", None, 1.5, True):
+        with pytest.raises(InvalidInput):
+            await sessions.get_checkpoint(sid, ref)
+
+
+async def test_history_filters(sessions, session, clock):
+    """Since is exclusive, until inclusive, limit keeps the newest, name selects, all shows everything."""
+    sid = session.session_id
+    made = [await sessions.checkpoint(sid, "odd" if n % 2 else "even", {"n": n}) for n in range(10)]
+    await sessions.refresh(session)
+    session.context["x"] = 1
+    await sessions.update_session(session)
+    shown = await sessions.history(sid)
+    assert [c.seq for c in shown] == list(range(1, 12))
+    assert [c.data["n"] for c in await sessions.history(sid, name="odd")] == [1, 3, 5, 7, 9]
+    since, until = made[3].timestamp, made[6].timestamp
+    assert [c.data["n"] for c in await sessions.history(sid, since=since, until=until)] == [4, 5, 6]
+    assert [c.data["n"] for c in await sessions.history(sid, since=since, limit=2)] == [8, 9]
+    assert await sessions.history(sid, limit=0) == []
+    assert [c.name for c in await sessions.history(sid, all=True, limit=1)] == ["session_updated"]
+    with pytest.raises(InvalidInput):
+        await sessions.history(sid, limit=-1)
+
+
+async def test_rollback_rolls_back_and_loses_nothing(sessions, others, session):
+    """A rollback is a new entry with the old data; what came between stays, and the way forward is open."""
+    sid = session.session_id
+    for n in range(5):
+        await sessions.checkpoint(sid, f"c{n}", {"n": n, "list": list(range(n))})
+    back = await sessions.rollback(sid, "c1")
+    assert back.data == {"n": 1, "list": [0]}
+    assert back.metadata == {"to": f"{sid}:3", "name": "c1"}
+    assert (await others.get_checkpoint(sid)).data == {"n": 1, "list": [0]}
+    assert (await others.get_checkpoint(sid, "c4")).data["n"] == 4
+    await sessions.checkpoint(sid, "branch", append={"list": ["b"]})
+    assert (await others.get_checkpoint(sid)).data == {"n": 1, "list": [0, "b"]}
+    await others.rollback(sid, "c4")
+    assert (await sessions.get_checkpoint(sid)).data == {"n": 4, "list": [0, 1, 2, 3]}
+    await others.rollback(sid, 1)
+    assert (await sessions.get_checkpoint(sid)).data == {}
+    await others.checkpoint(sid, "anew", append={"list": [1]})
+    assert (await sessions.get_checkpoint(sid)).data == {"list": [1]}
+    assert [c.seq for c in await sessions.history(sid)] == list(range(1, 12))
+
+
+async def test_a_failed_session_is_taken_up_again_by_rollback(sessions, session):
+    """Rolling a failed session back makes it active; its failure stays in the history."""
+    session.checkpoint("good", {"n": 1})
+    session.fail("boom", {"at": "step 2"})
+    await sessions.update_session(session)
+    await sessions.rollback(session.session_id, "good")
+    read = await sessions.get_session(session.session_id)
+    assert read.state is SessionState.ACTIVE
+    assert read.get_last_checkpoint("session_failed").data == {"error": "boom", "details": {"at": "step 2"}}
+    await sessions.checkpoint(session.session_id, "next", {"n": 2})
+
+
+async def test_a_fork_goes_on_alone(sessions, others, session):
+    """A fork starts from a checkpoint with the same context; neither session sees the other's later writes."""
+    sid = session.session_id
+    await sessions.checkpoint(sid, "one", {"n": 1}, {"why": "start"})
+    await sessions.checkpoint(sid, "two", {"n": 2})
+    await sessions.refresh(session)
+    session.complete()
+    await sessions.update_session(session)
+    fork = await others.fork(sid, at="one")
+    assert fork.state is SessionState.ACTIVE
+    assert (fork.agent_type, fork.user_id, fork.context) == ("tutor", "anna", {"topic": "fractions"})
+    assert fork.metadata["forked_from"] == f"{sid}:2"
+    await others.checkpoint(fork.session_id, "own", {"n": 10})
+    assert [c.data.get("n") for c in await sessions.history(fork.session_id)] == [None, 1, 10]
+    assert (await sessions.get_checkpoint(fork.session_id, "one")).metadata == {
+        "why": "start",
+        "forked_from": f"{sid}:2",
+    }
+    assert (await sessions.get_checkpoint(sid)).data == {"n": 2}
+    named = await others.fork(sid, session_id="named")
+    assert (named.session_id, (await sessions.get_checkpoint("named")).data) == ("named", {"n": 2})
+    empty = await sessions.fork((await sessions.create_session("tutor")).session_id)
+    assert [c.name for c in empty.checkpoints] == ["session_created"]
+    with pytest.raises(Conflict):
+        await sessions.fork(sid, session_id="named")
+
+
+async def test_diff_is_the_patch_between_two_checkpoints(sessions, session):
+    """It gives RFC 6902 operations, minimal for appended lists, across sessions too, typed values included."""
+    sid = session.session_id
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    await sessions.checkpoint(sid, "a", {"messages": [{"t": "x"}] * 3, "n": 1, "flag": 1})
+    await sessions.checkpoint(
+        sid, "b", {"messages": [{"t": "x"}] * 3 + [{"t": "y"}], "n": 1, "flag": True, "when": when}
+    )
+    diff = await sessions.diff(sid, "a", "b")
+    assert sorted(diff, key=lambda op: op["path"]) == [
+        {"op": "replace", "path": "/flag", "value": True},
+        {"op": "add", "path": "/messages/-", "value": {"t": "y"}},
+        {"op": "add", "path": "/when", "value": when},
+    ]
+    assert await sessions.diff(sid, "b", "b") == []
+    other = await sessions.fork(sid, "a")
+    await sessions.checkpoint(other.session_id, "c", {"n": 2})
+    assert await sessions.diff(sid, f"{other.session_id}:2", "a") == []
+    assert {"op": "replace", "path": "/n", "value": 2} in await sessions.diff(sid, "a", f"{other.session_id}:3")
+    assert await sessions.diff(sid, 1, "a") != []
+
+
+async def test_what_was_not_loaded_says_how_to_load_it(sessions, session):
+    """A history beyond the budget is listed but not loaded: such data raises with the way to get it, never None."""
+    sid = session.session_id
+    for n in range(6):
+        await sessions.checkpoint(sid, f"c{n}", {"blob": os.urandom(50_000)})
+    few = await sessions.get_session(sid, history=2)
+    assert [c.name for c in few.checkpoints][-2:] == ["c4", "c5"]
+    assert len(few.checkpoints[-1].data["blob"]) == 50_000
+    with pytest.raises(NotFound, match="history='all'"):
+        _ = few.checkpoints[1].data
+    everything = await sessions.get_session(sid, history="all")
+    assert len(everything.checkpoints[1].data["blob"]) == 50_000
+    big = await sessions.get_session(sid)
+    for n in range(2):
+        await sessions.checkpoint(sid, "huge", {"blob": os.urandom(6_000_000), "n": n})
+    big = await sessions.get_session(sid)
+    assert big.checkpoints[-1].data["n"] == 1
+    with pytest.raises(NotFound):
+        _ = big.checkpoints[1].data
+
+
+async def test_a_checkpoint_with_a_session_value_follows_what_it_has_seen(sessions, others, session):
+    """With a value the manager goes by what that value saw: it advances with each write and conflicts when stale."""
+    await sessions.checkpoint(session, "one", {"n": 1})
+    await sessions.checkpoint(session, "two", {"n": 2})
+    assert [c.name for c in session.checkpoints] == ["session_created", "one", "two"]
+    stale = await others.get_session(session.session_id)
+    await sessions.checkpoint(session, "three", {"n": 3})
+    with pytest.raises(Conflict) as caught:
+        await others.checkpoint(stale, "late", {"n": 0})
+    assert (caught.value.seen, caught.value.head) == (3, 4)
+    await others.refresh(stale)
+    await others.checkpoint(stale, "now", {"n": 4})
+    assert stale.checkpoints[-1].data == {"n": 4}

@@ -1,0 +1,175 @@
+"""Sessions and checkpoints as plain values."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from saveslot import AgentSession, Checkpoint, InvalidInput, InvalidTransition, SessionCheckpoint, SessionState
+from saveslot.lifecycle import TRANSITIONS, follow
+
+
+def in_state(state: SessionState) -> AgentSession:
+    return AgentSession(agent_type="tutor", state=state)
+
+
+VERBS = {
+    "checkpoint": lambda session: session.checkpoint("x", {}),
+    "pause": lambda session: session.pause(),
+    "resume": lambda session: session.resume(),
+    "complete": lambda session: session.complete(),
+    "fail": lambda session: session.fail("boom"),
+    "recover": lambda session: session.recover(),
+}
+
+
+@pytest.mark.parametrize("state", SessionState)
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_from_every_state_follows_the_one_table(state, verb):
+    """A verb leads where the table says, or raises naming both states and changes nothing."""
+    session = in_state(state)
+    after = TRANSITIONS[verb].get(state)
+    if after is None:
+        with pytest.raises(InvalidTransition) as caught:
+            VERBS[verb](session)
+        assert state.value in str(caught.value)
+        assert caught.value.source == state.value
+        assert caught.value.target in str(caught.value)
+        assert (session.state, session.checkpoints) == (state, [])
+    else:
+        VERBS[verb](session)
+        assert session.state == after
+
+
+def test_a_completed_session_never_goes_on_and_a_failed_one_only_on_purpose():
+    """From completed nothing leads on; from failed only recover and rollback do."""
+    assert not [verb for verb in TRANSITIONS if SessionState.COMPLETED in TRANSITIONS[verb]]
+    assert {verb for verb in TRANSITIONS if SessionState.FAILED in TRANSITIONS[verb]} == {"recover", "rollback"}
+    assert follow(SessionState.FAILED, "rollback") is SessionState.ACTIVE
+
+
+def test_verbs_leave_the_checkpoints_that_parity_names():
+    """Each lifecycle verb leaves one checkpoint with the name and data that users of the old modules know."""
+    session = AgentSession(agent_type="tutor")
+    session.pause()
+    session.resume()
+    session.resume()
+    session.complete({"grade": "A"})
+    assert [(c.name, c.data) for c in session.checkpoints] == [
+        ("session_paused", {"previous_state": "active"}),
+        ("session_resumed", {}),
+        ("session_completed", {"result": {"grade": "A"}}),
+    ]
+    quiet, failed = AgentSession(), AgentSession()
+    quiet.complete()
+    failed.fail("out of memory")
+    assert quiet.checkpoints[-1].data == {"result": {}}
+    assert failed.checkpoints[-1].data == {"error": "out of memory", "details": {}}
+
+
+def test_resume_is_a_sign_of_life():
+    """Resuming moves the heartbeat; so does heartbeat()."""
+    session = in_state(SessionState.PAUSED)
+    before = session.last_heartbeat
+    session.resume()
+    assert session.last_heartbeat > before
+    between = session.last_heartbeat
+    session.heartbeat()
+    assert session.last_heartbeat > between
+
+
+def test_last_checkpoint_is_the_newest_of_its_name():
+    """get_last_checkpoint gives the newest, the newest of a name, or None."""
+    session = AgentSession()
+    assert session.get_last_checkpoint() is None
+    session.checkpoint("a", {"n": 1})
+    session.checkpoint("b", {"n": 2})
+    session.checkpoint("a", {"n": 3})
+    assert session.get_last_checkpoint().data == {"n": 3}
+    assert session.get_last_checkpoint("b").data == {"n": 2}
+    assert session.get_last_checkpoint("c") is None
+
+
+def test_duration_runs_until_the_session_ended():
+    """A running session's duration grows; an ended one's stops at its last checkpoint."""
+    session = AgentSession(created_at=datetime.now(UTC) - timedelta(hours=2))
+    assert session.get_duration() >= timedelta(hours=2)
+    session.complete()
+    assert session.get_duration() == session.checkpoints[-1].timestamp - session.created_at
+
+
+def test_a_session_comes_back_equal_from_its_dict():
+    """to_dict and from_dict are exact inverses, with ISO times and the state by value."""
+    session = AgentSession(agent_type="tutor", user_id="anna", context={"a": [1, {"b": None}]}, metadata={"k": "v"})
+    session.checkpoint("one", {"x": 1.5})
+    session.pause()
+    told = session.to_dict()
+    assert told["state"] == "paused"
+    assert datetime.fromisoformat(told["created_at"]) == session.created_at
+    assert AgentSession.from_dict(told) == session
+    assert AgentSession.from_dict(told).to_dict() == told
+
+
+def test_missing_parts_read_as_empty_and_naive_times_as_utc():
+    """An old dict without context, checkpoints or metadata is understood, and so is a time without a zone."""
+    session = AgentSession.from_dict({"session_id": "s", "created_at": "2026-01-02T03:04:05"})
+    assert (session.context, session.checkpoints, session.metadata) == ({}, [], {})
+    assert session.created_at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def test_the_callers_dicts_are_never_changed_or_shared():
+    """What goes in is copied, what comes out is a copy."""
+    context, data = {"list": [1]}, {"inner": {"n": 1}}
+    session = AgentSession(context=context)
+    made = session.checkpoint("x", data)
+    context["list"].append(2)
+    data["inner"]["n"] = 2
+    assert session.context == {"list": [1]}
+    assert made.data == {"inner": {"n": 1}}
+    told = session.to_dict()
+    told["context"]["list"].append(3)
+    told["checkpoints"][0]["data"]["inner"]["n"] = 3
+    assert session.context == {"list": [1]}
+    assert made.data == {"inner": {"n": 1}}
+
+
+def test_checkpoints_come_back_equal_from_their_dicts():
+    """SessionCheckpoint and Checkpoint round-trip with exactly the fields that parity names."""
+    plain = SessionCheckpoint("a", data={"n": 1})
+    assert set(plain.to_dict()) == {"name", "timestamp", "data"}
+    assert SessionCheckpoint.from_dict(plain.to_dict()) == plain
+    full = Checkpoint("s:3", "a", data={"n": 1}, metadata={"by": "me"})
+    assert set(full.to_dict()) == {"id", "name", "timestamp", "data", "metadata"}
+    assert full.seq == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (lambda: AgentSession(session_id=""), "session_id"),
+        (lambda: AgentSession(session_id="x" * 1000), "session_id"),
+        (lambda: AgentSession(session_id="a\nb"), "session_id"),
+        (lambda: AgentSession(session_id="\ud800"), "session_id"),
+        (lambda: AgentSession(context=[1]), "context"),
+        (lambda: AgentSession(state="sleeping"), "state"),
+        (lambda: AgentSession().checkpoint("", {}), "name"),
+        (lambda: AgentSession().checkpoint("x", [1]), "data"),
+        (lambda: AgentSession.from_dict({}), "session.session_id"),
+        (lambda: AgentSession.from_dict({"session_id": "s", "created_at": "yesterday"}), "session.created_at"),
+        (lambda: AgentSession.from_dict([]), "session"),
+    ],
+)
+def test_bad_values_are_refused_by_name(make, path):
+    """A value that makes no sense raises InvalidInput that names it."""
+    with pytest.raises(InvalidInput) as caught:
+        make()
+    assert caught.value.path == path
+
+
+def test_a_dict_that_contains_itself_is_refused():
+    """A self-referencing dict raises InvalidInput instead of running without end."""
+    loop: dict = {}
+    loop["self"] = loop
+    with pytest.raises(InvalidInput):
+        AgentSession().checkpoint("x", loop)
