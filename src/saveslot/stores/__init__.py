@@ -1,4 +1,4 @@
-"""Log entries <-> a database. A store knows rows, never policy: ten primitives, and every feature is written above them.
+"""Log entries <-> a database. A store knows rows, never policy: ten primitives; every feature is written above them.
 
 To add one: implement `Store`, name its URL scheme in `open_store`, run `saveslot.testing.conformance` on it.
 """
@@ -15,11 +15,11 @@ from saveslot.log import Counts, Entry, Event, Group, Head, Place, Query, Ref, R
 
 class Store(Protocol):
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
-        """Land each group or say why not. What landed is durable; a cancelled call abandons the answer, not the write."""
+        """Land each group or say why not. What landed is durable. Cancelling abandons the answer, never the write."""
         ...
 
     async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
-        """Row and newest entry of each session, never older than what anyone was acknowledged; None if unknown or deleted."""
+        """Row and newest entry of each, never older than what anyone was acknowledged; None if unknown or deleted."""
         ...
 
     async def entries(
@@ -32,7 +32,7 @@ class Store(Protocol):
         newest: int | None = None,
         frames: bool = True,
     ) -> list[Entry]:
-        """Entries in the order of their seqs; `newest` keeps the last n of them. Without frames their `size` is told."""
+        """Entries in the order of their seqs, `newest` the last n of them. Without frames `size` still tells theirs."""
         ...
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
@@ -70,11 +70,11 @@ async def open_store(url: str) -> Store:
     """The store that a URL names."""
     scheme, _, rest = url.partition(":")
     if scheme == "memory":
-        from saveslot.stores.memory import MemoryStore  # noqa: PLC0415  (each backend is imported when it is used)
+        from saveslot.stores.memory import MemoryStore  # each backend is imported when it is used
 
         return MemoryStore()
     if scheme == "sqlite":
-        from saveslot.stores.sqlite import SqliteStore  # noqa: PLC0415
+        from saveslot.stores.sqlite import SqliteStore
 
         return await SqliteStore.open(sqlite_path(url))
     known = "memory:, sqlite:///file.db"
@@ -87,4 +87,6 @@ def sqlite_path(url: str) -> str:
     path = unquote(parts.path[1:])
     if parts.netloc or not path or parts.query or parts.fragment:
         raise InvalidInput("url", f"{url!r} is not of the form sqlite:///file.db (or sqlite:////folder/file.db)")
+    if path == ":memory:":
+        raise InvalidInput("url", "a SQLite file is shared by several connections; use memory: for one without a file")
     return path

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from saveslot.errors import Unavailable
 from saveslot.log import (
     Counts,
     Entry,
@@ -20,6 +21,7 @@ from saveslot.log import (
     Ref,
     Row,
     Verdict,
+    feed_number,
     judged,
     moment,
 )
@@ -39,8 +41,10 @@ class MemoryStore:
         self._logs: dict[bytes, list[Entry]] = {}
         self._feed: list[tuple[bytes, Entry]] = []
         self._news = asyncio.Event()
+        self._closed = False
 
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
+        self._check_open()
         verdicts = [self._land(group) for group in groups]
         self._news.set()
         self._news = asyncio.Event()
@@ -54,8 +58,7 @@ class MemoryStore:
             taken = self._ids.get((group.create.namespace, group.create.session_id))
             if taken is not None or row is not None:
                 mine = bool(log) and log[0].append_id == first.append_id
-                head = self._logs[taken][-1] if taken is not None else None
-                return self._landed(group) if mine else Verdict(Outcome.CONFLICT, head=head)
+                return self._landed(group) if mine else Verdict(Outcome.CONFLICT, head=self._last(taken))
         else:
             here = log[first.seq - 1].append_id if len(log) >= first.seq else None
             before = log[first.seq - 2].append_id if len(log) >= first.seq - 1 and first.seq > 1 else None
@@ -63,17 +66,21 @@ class MemoryStore:
             outcome = judged(group, here, before, row, deleted=group.key in self._deleted)
             if outcome is Outcome.ALREADY:
                 return self._landed(group)
-            if row is None or not free or outcome is Outcome.FENCED:
-                return Verdict(outcome, head=log[-1] if log else None)
-            if group.only_stale and max(row.heartbeat, log[-1].alive) > self._clock() - group.only_stale:
-                return Verdict(Outcome.CONFLICT, head=log[-1])
+            if row is None or not free:
+                return Verdict(outcome, head=self._last(group.key))
+            if group.only_stale and max(row.heartbeat, log[-1].alive) >= self._clock() - group.only_stale:
+                return Verdict(outcome, head=self._last(group.key))
         self._write(group)
-        return Verdict(Outcome.APPENDED, self._landed(group).times, heartbeat=self._rows[group.key].heartbeat)
+        verdict = self._landed(group)
+        verdict.outcome = Outcome.APPENDED
+        verdict.heartbeat = verdict.heartbeat if group.create is not None or group.heartbeat else 0
+        return verdict
 
     def _write(self, group: Group) -> None:
         now = self._clock()
         if group.create is not None:
-            row = msgspec.structs.replace(group.create, heartbeat=group.create.heartbeat or now)
+            row = _copy(group.create)
+            row.heartbeat = row.heartbeat or now
             row.created_at = row.created_at or now
             self._rows[group.key] = row
             self._ids[row.namespace, row.session_id] = group.key
@@ -81,7 +88,7 @@ class MemoryStore:
         row, log = self._rows[group.key], self._logs[group.key]
         for entry in group.entries:
             alive = now if entry.sign else log[-1].alive if log else row.heartbeat
-            kept = msgspec.structs.replace(entry, at=entry.at or now, alive=alive, sign=False)
+            kept = msgspec.structs.replace(entry, at=entry.time(now), alive=alive, sign=False)
             kept.size = len(kept.frame or b"") + len(kept.note or b"")
             log.append(kept)
             self._feed.append((group.key, kept))
@@ -102,7 +109,12 @@ class MemoryStore:
             heartbeat=self._rows[group.key].heartbeat,
         )
 
+    def _last(self, key: bytes | None) -> Entry | None:
+        log = self._logs.get(key) if key is not None else None
+        return msgspec.structs.replace(log[-1], frame=None) if log else None
+
     async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
+        self._check_open()
         return [self._head(ref) for ref in refs]
 
     def _head(self, ref: Ref) -> Head | None:
@@ -121,10 +133,11 @@ class MemoryStore:
         newest: int | None = None,
         frames: bool = True,
     ) -> list[Entry]:
+        self._check_open()
         found = [
             entry
             for first, last in ranges
-            for entry in self._logs.get(key, [])[first - 1 : last]
+            for entry in self._logs.get(key, [])[max(first - 1, 0) : max(last, 0)]
             if (kinds is None or entry.kind in kinds) and (name is None or entry.name == name)
         ]
         if newest is not None:
@@ -132,6 +145,7 @@ class MemoryStore:
         return [msgspec.structs.replace(entry, frame=entry.frame if frames else None) for entry in found]
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
+        self._check_open()
         found = self._matching(query)
         if query.stale_for is not None:
             found.sort(key=lambda row: (row.heartbeat, row.key))
@@ -142,6 +156,7 @@ class MemoryStore:
         return [_copy(row) for row in found[:limit]]
 
     async def count(self, query: Query) -> Counts:
+        self._check_open()
         counts = Counts(
             entries=sum(map(len, self._logs.values())),
             stored_bytes=sum(entry.size for log in self._logs.values() for entry in log),
@@ -162,6 +177,7 @@ class MemoryStore:
         ]
 
     async def beat(self, keys: Sequence[bytes]) -> list[int]:
+        self._check_open()
         return [self._beat(key) for key in keys]
 
     def _beat(self, key: bytes) -> int:
@@ -175,16 +191,16 @@ class MemoryStore:
         self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
     ) -> tuple[list[Event], str]:
         end = time.monotonic() + wait
-        start = len(self._feed) if after is None else int(after)
+        start = len(self._feed) if after is None else feed_number(after)
         while True:
+            self._check_open()
             found: list[Event] = []
             at = start
-            for at, (owner, entry) in enumerate(self._feed[start:], start + 1):  # noqa: B007
+            for at, (owner, entry) in enumerate(self._feed[start:], start + 1):
                 row = self._rows.get(owner)
                 if row is not None and row.namespace == namespace and key in {None, owner}:
-                    found.append(
-                        Event(str(at), row.session_id, entry.seq, Kind(entry.kind).name.lower(), entry.name, moment(entry.at))
-                    )
+                    kind = Kind(entry.kind).label
+                    found.append(Event(str(at), row.session_id, entry.seq, kind, entry.name, moment(entry.at)))
                     if len(found) == limit:
                         break
             if found or time.monotonic() >= end:
@@ -195,6 +211,7 @@ class MemoryStore:
                 return [], str(at)
 
     async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
+        self._check_open()
         wanted = set(seqs)
         found = [entry for entry in self._logs.get(key, []) if entry.seq in wanted and entry.frame is not None]
         for entry in found:
@@ -203,6 +220,7 @@ class MemoryStore:
         return len(found)
 
     async def purge(self, key: bytes) -> int:
+        self._check_open()
         if key not in self._deleted:
             return 0
         del self._rows[key]
@@ -210,7 +228,12 @@ class MemoryStore:
         return len(self._logs.pop(key))
 
     async def close(self) -> None:
-        """Nothing to let go: the values live as long as the store."""
+        self._closed = True
+        self._news.set()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("this store is closed; open it again")
 
 
 def _copy(row: Row) -> Row:

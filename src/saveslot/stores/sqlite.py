@@ -11,8 +11,8 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import apsw
 import msgspec
 
-from saveslot.errors import Corrupt, InvalidInput, SaveslotError, Unavailable
+from saveslot.errors import Corrupt, InvalidInput, Unavailable
 from saveslot.log import (
     Counts,
     Entry,
@@ -33,11 +33,13 @@ from saveslot.log import (
     Ref,
     Row,
     Verdict,
+    feed_number,
     judged,
     moment,
 )
 from saveslot.model import Kind
 from saveslot.stores.memory import clock
+from saveslot.stores.readers import Readers
 from saveslot.stores.writer import Writer, busy_waiter
 
 T = TypeVar("T")
@@ -80,7 +82,7 @@ class SqliteStore:
         self._vfs = vfs
         self._local = threading.local()
         self._connections: list[apsw.Connection] = []
-        self._readers = ThreadPoolExecutor(READERS, "saveslot-reader")
+        self._readers = Readers(READERS)
         self._news = asyncio.Event()
         self._closed = False
 
@@ -102,10 +104,13 @@ class SqliteStore:
 
     def _prepared(self) -> apsw.Connection:
         with _translated(self._path):
-            if self._path != ":memory:":
-                Path(self._path).parent.mkdir(parents=True, exist_ok=True)
+            Path(self._path).parent.mkdir(parents=True, exist_ok=True)
             connection = self._connect()
-            _migrate(connection, self._path)
+            try:
+                _migrate(connection, self._path)
+            except BaseException:
+                connection.close()
+                raise
             return connection
 
     def _connect(self) -> apsw.Connection:
@@ -152,14 +157,16 @@ class SqliteStore:
             return self._verdict(connection, group)
         last = group.entries[-1]
         heartbeat = now if group.heartbeat else 0
-        if last.kind != Kind.CHECKPOINT or heartbeat or group.state or group.body is not None:
+        told = (group.state, group.body, group.labels)
+        # A plain checkpoint leaves the session's row alone: one row written, not two.
+        if heartbeat or told != (None, None, None) or any(entry.kind != Kind.CHECKPOINT for entry in group.entries):
             labels = None if group.labels is None else _labels_text(group.labels)
             deleted_at = now if group.delete else None
             values = (group.key, group.state, group.body, labels, heartbeat or None, deleted_at, last.fence, last.lease)
             connection.execute(_PROJECT, values)
         if group.create is not None:
             heartbeat = heartbeat or group.create.heartbeat or now
-        return Verdict(Outcome.APPENDED, [entry.at or now for entry in group.entries], heartbeat=heartbeat)
+        return Verdict(Outcome.APPENDED, [entry.time(now) for entry in group.entries], heartbeat=heartbeat)
 
     def _begin(self, connection: apsw.Connection, group: Group, row: Row, now: int) -> bool:
         heartbeat = row.heartbeat or now
@@ -180,12 +187,16 @@ class SqliteStore:
         for entry in entries:
             connection.execute(_FOLLOW, (*_values(group.key, entry, now, now if entry.sign else None), prev))
             if not connection.changes():
-                return False  # only ever the first: behind an entry of ours nobody else can have written
+                if entry is not group.entries[0]:  # behind an entry of ours nobody can have written
+                    raise Corrupt(self._path, f"entry {entry.seq} of {group.key.hex()} stands behind a gap")
+                return False
             prev = entry.append_id
         return True
 
     def _stale(self, connection: apsw.Connection, group: Group, cutoff: int) -> bool:
-        sql = "select heartbeat < ?2 and (select alive from checkpoints where key = ?1 and seq = ?3) < ?2 from sessions where key = ?1"
+        sql = """
+            select heartbeat < ?2 and (select alive from checkpoints where key = ?1 and seq = ?3) < ?2
+            from sessions where key = ?1"""
         found = connection.execute(sql, (group.key, cutoff, group.entries[0].seq - 1)).fetchone()
         return bool(found and found[0])
 
@@ -197,8 +208,8 @@ class SqliteStore:
             if here == first.append_id:
                 return self._already(connection, group)
             return Verdict(Outcome.CONFLICT, head=None if head is None else head.last)
-        row = _row(connection, "key = ?", (group.key,), deleted=True)
-        gone = row is not None and _row(connection, "key = ?", (group.key,)) is None
+        row = _row(connection, group.key, deleted=True)
+        gone = row is not None and _row(connection, group.key) is None
         here = _append_id(connection, group.key, first.seq)
         before = _append_id(connection, group.key, first.seq - 1)
         outcome = judged(group, here, before, row, deleted=gone)
@@ -210,14 +221,16 @@ class SqliteStore:
         first, last = group.entries[0].seq, group.entries[-1].seq
         sql = "select at from checkpoints where key = ? and seq between ? and ? order by seq"
         times = [at for (at,) in connection.execute(sql, (group.key, first, last))]
-        row = _row(connection, "key = ?", (group.key,), deleted=True)
+        row = _row(connection, group.key, deleted=True)
         return Verdict(Outcome.ALREADY, times, heartbeat=0 if row is None else row.heartbeat)
 
     async def beat(self, keys: Sequence[bytes]) -> list[int]:
         def work(connection: apsw.Connection) -> list[int]:
             now = self._clock()
             beaten: list[int] = []
-            sql = "update sessions set heartbeat = ? where key = ? and deleted_at is null and state in ('active', 'paused')"
+            sql = """
+                update sessions set heartbeat = ?
+                where key = ? and deleted_at is null and state in ('active', 'paused')"""
             for key in keys:
                 connection.execute(sql, (now, key))
                 beaten.append(now if connection.changes() else 0)
@@ -252,11 +265,11 @@ class SqliteStore:
         return await self._read(lambda connection: [self._head(connection, ref) for ref in refs])
 
     def _head(self, connection: apsw.Connection, ref: Ref) -> Head | None:
-        # One snapshot for both: a row must never be older than the entry beside it.
-        with connection:
-            where, values = ("key = ?", (ref,)) if isinstance(ref, bytes) else ("namespace = ? and id = ?", ref)
-            row = _row(connection, where, values)
-            return None if row is None else Head(row, _last(connection, row.key))
+        # A row must never be older than the entry beside it.
+        with _snapshot(connection):
+            row = _row(connection, ref)
+            last = None if row is None else _last(connection, row.key)
+            return None if row is None or last is None else Head(row, last)
 
     async def entries(
         self,
@@ -290,7 +303,8 @@ class SqliteStore:
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         where, values = _where(query, self._clock())
-        column, order, compare = ("heartbeat", "asc", ">") if query.stale_for is not None else ("created_at", "desc", "<")
+        stale = query.stale_for is not None
+        column, order, compare = ("heartbeat", "asc", ">") if stale else ("created_at", "desc", "<")
         if after is not None:
             where += f" and ({column}, key) {compare} (?, ?)"
             values += after
@@ -303,7 +317,7 @@ class SqliteStore:
         def work(connection: apsw.Connection) -> Counts:
             by_state = f"select state, count(*) from sessions where {where} group by state"  # noqa: S608
             by_type = f"select agent_type, count(*) from sessions where {where} group by agent_type"  # noqa: S608
-            with connection:
+            with _snapshot(connection):
                 return Counts(
                     states=dict(connection.execute(by_state, values)),
                     agent_types=dict(connection.execute(by_type, values)),
@@ -318,36 +332,45 @@ class SqliteStore:
     ) -> tuple[list[Event], str]:
         end = time.monotonic() + wait
         newest = "select coalesce(max(seq), 0) from sqlite_sequence where name = 'checkpoints'"
-        start = await self._read(lambda c: c.execute(newest).get) if after is None else int(after)
-        mine = "" if key is None else " and c.key = ?"
+        start = await self._read(lambda c: c.execute(newest).get) if after is None else feed_number(after)
+        mine = "" if key is None else " and c.key = ?4"
+        # CROSS: the feed leads. (INDEXED BY: see _row.)
         sql = f"""
-            select c.feed, s.id, c.seq, c.kind, c.name, c.at, s.namespace = ?2{mine.replace('?', '?4')}
-            from checkpoints c join sessions s on s.key = c.key where c.feed > ?1 order by c.feed limit ?3"""  # noqa: S608
+            select c.feed, s.id, c.seq, c.kind, c.name, c.at, s.namespace = ?2{mine}
+            from checkpoints c cross join sessions s indexed by sqlite_autoindex_sessions_1 on s.key = c.key
+            where c.feed > ?1 order by c.feed limit ?3"""  # noqa: S608
         values = (namespace, limit) if key is None else (namespace, limit, key)
         while True:
             news = self._news
-            rows = await self._read(lambda c: c.execute(sql, (start, *values)).fetchall())
+            rows = await self._read(lambda c, after=start: list[Any](c.execute(sql, (after, *values))))
             start = rows[-1][0] if rows else start
             found = [
-                Event(str(feed), session_id, seq, Kind(kind).name.lower(), name, moment(at))
+                Event(str(feed), session_id, seq, Kind(kind).label, name, moment(at))
                 for feed, session_id, seq, kind, name, at, wanted in rows
                 if wanted
             ]
             left = end - time.monotonic()
-            if found or left <= 0:
+            full = rows and len(rows) == limit  # and none for us: ours may lie right behind it
+            if found or (left <= 0 and not full):
                 return found, str(start)
-            if not rows:
+            if not full:
                 await _either(news, min(POLL, left))
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        await self._writer.close()
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self._readers.shutdown)
+        await asyncio.get_running_loop().run_in_executor(None, self._readers.shutdown)
         for connection in self._connections:
             connection.close()
+        await self._writer.close()
+
+
+@contextmanager
+def _snapshot(connection: apsw.Connection) -> Generator[None]:
+    """One moment of the database for all reads inside."""
+    with connection:
+        yield
 
 
 async def _either(news: asyncio.Event, seconds: float) -> None:
@@ -372,7 +395,7 @@ class _translated:  # noqa: N801  (reads as a verb)
             case apsw.CorruptError():
                 raise Corrupt(self._path, f"SQLite finds it damaged ({exc})") from exc
             case apsw.FullError():
-                raise Unavailable(f"{self._path}: the disk is full; nothing was stored; free some space and retry") from exc
+                raise Unavailable(f"{self._path}: the disk is full; free some space and retry") from exc
             case apsw.BusyError() | apsw.LockedError():
                 raise Unavailable(f"{self._path}: another process holds the file's write lock; retry") from exc
             case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError() | OSError():
@@ -393,15 +416,13 @@ def migrations() -> list[str]:
 
 def _migrate(connection: apsw.Connection, path: str) -> None:
     scripts = migrations()
-    if connection.pragma("user_version") == len(scripts):
+    if _version(connection, path, len(scripts)) == len(scripts):
         return
-    _refuse_strangers(connection, path, len(scripts))
     _switch_to_wal(connection)
     # Of eight processes that open a new file one migrates and seven wait, then find nothing left to do.
     connection.execute("begin immediate")
     try:
-        _refuse_strangers(connection, path, len(scripts))
-        for script in scripts[connection.pragma("user_version") :]:
+        for script in scripts[_version(connection, path, len(scripts)) :]:
             connection.execute(script)
         connection.pragma("application_id", APPLICATION_ID)
         connection.pragma("user_version", len(scripts))
@@ -412,19 +433,23 @@ def _migrate(connection: apsw.Connection, path: str) -> None:
         raise
 
 
-def _refuse_strangers(connection: apsw.Connection, path: str, known: int) -> None:
-    version = connection.pragma("user_version")
-    if connection.pragma("application_id") != APPLICATION_ID:
-        if version or connection.execute("select count(*) from sqlite_schema").get:
-            raise InvalidInput("url", f"{path} is another program's database; name a file of its own for Saveslot")
-    elif version > known:
+def _version(connection: apsw.Connection, path: str, known: int) -> int:
+    """The file's format, 0 for a new one. Another program's file is refused, and one from a newer Saveslot."""
+    with _snapshot(connection):  # between two reads another process may have migrated
+        version = connection.pragma("user_version")
+        ours = connection.pragma("application_id") == APPLICATION_ID
+        used = version or connection.execute("select count(*) from sqlite_schema").get
+    if used and not ours:
+        raise InvalidInput("url", f"{path} is another program's database; name a file of its own for Saveslot")
+    if version > known:
         raise InvalidInput(
-            "url", f"{path} was written by a newer Saveslot (format {version}, this one knows {known}); upgrade saveslot"
+            "url", f"{path} is of a newer Saveslot (format {version}, this one knows {known}); upgrade saveslot"
         )
+    return version
 
 
 def _switch_to_wal(connection: apsw.Connection) -> None:
-    """The first process to open a file switches it; SQLite answers the others at once with "busy", so they ask again."""
+    """The first process to open a file switches it; SQLite answers the others "busy" at once, so they ask again."""
     deadline = time.monotonic() + READ_PATIENCE
     while True:
         try:
@@ -441,7 +466,7 @@ def _switch_to_wal(connection: apsw.Connection) -> None:
 
 def _values(key: bytes, entry: Entry, now: int, alive: int | None) -> tuple[Any, ...]:
     return (
-        *(key, entry.seq, entry.append_id, entry.kind, entry.name, entry.at or now, alive, entry.fence, entry.lease),
+        *(key, entry.seq, entry.append_id, entry.kind, entry.name, entry.time(now), alive, entry.fence, entry.lease),
         *(entry.data_seq, entry.about_seq, entry.recipe, entry.digest, entry.note, entry.frame),
     )
 
@@ -459,15 +484,20 @@ def _to_row(row: Any) -> Row:
     return Row(*columns, labels=msgspec.json.decode(labels, type=dict[str, str]))
 
 
-def _row(connection: apsw.Connection, where: str, values: Sequence[Any], *, deleted: bool = False) -> Row | None:
+def _row(connection: apsw.Connection, ref: Ref, *, deleted: bool = False) -> Row | None:
+    # INDEXED BY: statistics of a table that was tiny once would make this a scan for ever.
+    by_key = isinstance(ref, bytes)
+    where = "where key = ?" if by_key else "indexed by sessions_by_id where namespace = ? and id = ?"
     living = "" if deleted else " and deleted_at is null"
-    found = connection.execute(f"select {_ROW} from sessions where {where}{living}", values).fetchone()  # noqa: S608
+    values = (ref,) if by_key else ref
+    found = connection.execute(f"select {_ROW} from sessions {where}{living}", values).fetchone()  # noqa: S608
     return None if found is None else _to_row(found)
 
 
-def _last(connection: apsw.Connection, key: bytes) -> Entry:
+def _last(connection: apsw.Connection, key: bytes) -> Entry | None:
     sql = f"select {_HEADER}, null, {_SIZE} from checkpoints where key = ? order by seq desc limit 1"  # noqa: S608
-    return _entry(connection.execute(sql, (key,)).fetchone())
+    found = connection.execute(sql, (key,)).fetchone()
+    return None if found is None else _entry(found)
 
 
 def _append_id(connection: apsw.Connection, key: bytes, seq: int) -> bytes | None:

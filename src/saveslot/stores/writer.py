@@ -69,7 +69,10 @@ class Writer:
             self._send(loop)
         self._queue.put(None)
         await loop.run_in_executor(None, self._thread.join)
-        self._connection.close()
+        try:
+            self._connection.close()
+        except apsw.Error:
+            return  # the WAL could not be copied back: it stays, and holds everything
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         batch, self._forming = self._forming, []

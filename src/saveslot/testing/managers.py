@@ -161,9 +161,7 @@ class ManagerMachine(RuleBasedStateMachine):
             call = manager.checkpoint(session_id, name, append={"list": [self.count]})
         elif how == "p":
             data = {**log.data, "patched": self.count}
-            call = manager.checkpoint(
-                session_id, name, patch=[{"op": "add", "path": "/patched", "value": self.count}]
-            )
+            call = manager.checkpoint(session_id, name, patch=[{"op": "add", "path": "/patched", "value": self.count}])
         else:
             data = self.unique(data)
             call = manager.checkpoint(session_id, name, data)

@@ -1,0 +1,368 @@
+"""What only SQLite can get wrong: several processes, foreign files, query plans."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+import pytest
+from tests.stores.conftest import Start, heard, told
+
+from saveslot.errors import Corrupt, InvalidInput, Unavailable
+from saveslot.log import Group, Outcome, Query
+from saveslot.model import Kind
+from saveslot.stores import open_store, sqlite
+from saveslot.stores.sqlite import APPLICATION_ID, SqliteStore, migrations
+from saveslot.stores.writer import Writer
+from saveslot.testing import Pen
+
+HOUR = 3_600_000_000
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "store.db")
+
+
+@pytest.fixture
+async def store(path: str) -> AsyncIterator[SqliteStore]:
+    store = await SqliteStore.open(path)
+    yield store
+    await store.close()
+
+
+async def created(store: SqliteStore, session_id: str = "a", count: int = 1) -> Pen:
+    pen = Pen("ns", session_id)
+    group = pen.begin(count)
+    assert (await store.append([group]))[0].outcome is Outcome.APPENDED
+    pen.saw(group)
+    return pen
+
+
+def written(path: str, data: bytes) -> bytes:
+    Path(path).write_bytes(data)
+    return data
+
+
+def content(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+# Several processes
+
+
+def test_eight_processes_open_a_new_file_at_once(another: Start, tmp_path: Path) -> None:
+    """Whoever opens a new file first migrates it; all eight succeed and write, file after file."""
+    paths = [str(tmp_path / f"new-{n}.db") for n in range(12)]
+    processes = [another("open", *paths) for _ in range(8)]
+    assert [heard(process) for process in processes] == ["ready"] * 8
+    for path in paths:
+        for process in processes:
+            told(process)
+        assert [heard(process) for process in processes] == ["appended"] * 8
+        connection = apsw.Connection(path)
+        assert connection.pragma("journal_mode") == "wal"
+        assert connection.execute("select count(*) from sessions").get == 8
+        assert connection.pragma("integrity_check") == "ok"
+        connection.close()
+
+
+async def test_a_file_migrated_while_it_is_looked_at(path: str) -> None:
+    """Who finds a new file, and meanwhile another process makes its tables, does not take it for a stranger's."""
+    connection = apsw.Connection(path)
+    connection.pragma("journal_mode", "wal")
+    others: list[SqliteStore] = []
+
+    def meanwhile(cursor: apsw.Cursor, sql: str, bindings: Any) -> bool:
+        if "sqlite_schema" in sql and not others:
+            others.append(SqliteStore(path))
+            others[0]._prepared().close()  # noqa: SLF001  (the other process, up to its first write)
+        return True
+
+    def listen(connection: apsw.Connection) -> None:
+        connection.exec_trace = meanwhile
+
+    apsw.connection_hooks.append(listen)
+    try:
+        store = await SqliteStore.open(path)
+    finally:
+        apsw.connection_hooks.remove(listen)
+    assert others
+    await created(store)
+    await store.close()
+    connection.close()
+
+
+async def test_a_writer_finishes_what_was_submitted(path: str) -> None:
+    """Closing a writer in the same turn as the last job was submitted still does that job."""
+    connection = apsw.Connection(path)
+    connection.execute("create table done (x)")
+    writer = Writer(connection, lambda: None)
+    answer = writer.submit(lambda connection: connection.execute("insert into done values (1) returning x").get)
+    await writer.close()
+    async with asyncio.timeout(30):
+        assert await answer == 1
+
+
+async def test_processes_that_write_the_same_sessions(another: Start, store: SqliteStore, path: str) -> None:
+    """Two processes at the same sessions land, conflict or retry, never meet "database is locked"; nothing tears."""
+    pens = {name: await created(store, name) for name in "abc"}
+    processes = [another("append", path, "ns", 150) for _ in range(2)]
+    assert [heard(process) for process in processes] == ["ready"] * 2
+    for process in processes:
+        told(process)
+    reports = [msgspec.json.decode(await asyncio.to_thread(heard, process)) for process in processes]
+    landed: dict[str, dict[int, str]] = {name: {} for name in pens}
+    for report in reports:
+        assert set(report["seen"]) <= {Outcome.APPENDED, Outcome.CONFLICT, Outcome.ALREADY}
+        assert report["seen"][Outcome.APPENDED] == report["seen"][Outcome.ALREADY]
+        for name, seq, append_id in report["landed"]:
+            assert seq not in landed[name]
+            landed[name][seq] = append_id
+    for name, pen in pens.items():
+        log = await store.entries(pen.key)
+        assert {entry.seq: entry.append_id.hex() for entry in log[1:]} == landed[name]
+        assert [entry.seq for entry in log] == [*range(1, len(log) + 1)]
+
+
+async def test_an_open_read_never_blocks_a_writer(store: SqliteStore, path: str) -> None:
+    """A read transaction left open in another connection keeps its moment; writers go on, past many checkpoints."""
+    pen = await created(store)
+    reader = apsw.Connection(path)
+    reader.execute("begin")
+    assert reader.execute("select count(*) from checkpoints").get == 1
+    for _ in range(30):
+        group = pen.group(2, frame=b"x" * 200_000)  # 3,000 pages in all: the WAL is copied back now and then
+        assert (await store.append([group]))[0].outcome is Outcome.APPENDED
+        pen.saw(group)
+    assert reader.execute("select count(*) from checkpoints").get == 1
+    reader.execute("commit")
+    assert reader.execute("select count(*) from checkpoints").get == 61
+    reader.close()
+
+
+async def test_readers_cannot_write(store: SqliteStore) -> None:
+    """The connections that reads use refuse to change anything."""
+
+    def change(connection: apsw.Connection) -> None:
+        connection.execute("delete from checkpoints")
+
+    await created(store)
+    with pytest.raises(Unavailable):
+        await store._read(change)  # noqa: SLF001  (no public call would try)
+    assert (await store.count(Query(namespace="ns"))).entries == 1
+
+
+async def test_own_appends_wake_a_watcher_without_polling(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watcher of the same store is told by the append itself; polling is for other processes' appends."""
+    monkeypatch.setattr(sqlite, "POLL", 600)
+    pen = await created(store)
+    _, cursor = await store.events("ns", None)
+    async with asyncio.timeout(30):
+        for _ in range(50):
+            watching = asyncio.create_task(store.events("ns", cursor, wait=600))
+            group = pen.group()
+            await store.append([group])
+            pen.saw(group)
+            found, cursor = await watching
+            assert [event.seq for event in found] == [pen.seq]
+
+
+async def test_a_call_that_fails_harms_no_other(store: SqliteStore) -> None:
+    """What SQLite cannot store fails alone; calls that shared its transaction land."""
+    pens = [await created(store, f"s{n}") for n in range(9)]
+    groups = [pen.group(2) for pen in pens]
+    for group in groups[::3]:
+        group.entries[1].name = "\ud800"  # no UTF-8
+    answers = await asyncio.gather(*(store.append([group]) for group in groups), return_exceptions=True)
+    for n, answer in enumerate(answers):
+        assert isinstance(answer, UnicodeEncodeError) if n % 3 == 0 else answer[0].outcome is Outcome.APPENDED  # type: ignore[index]
+    assert [len(await store.entries(pen.key)) for pen in pens] == [1, 3, 3] * 3
+
+
+async def test_a_group_never_lands_around_a_gap(store: SqliteStore, path: str) -> None:
+    """In a damaged log, where a later number is taken, a group lands whole or not at all, and it is said."""
+    pen = await created(store)
+    connection = apsw.Connection(path)
+    columns = "kind, name, at, alive, fence, lease, data_seq, about_seq, recipe, digest"
+    connection.execute(
+        f"insert into checkpoints (key, seq, append_id, {columns}) select key, 3, x'00', {columns} from checkpoints"  # noqa: S608
+    )
+    connection.close()
+    with pytest.raises(Corrupt):
+        await store.append([pen.group(3, Kind.PAUSED, whole={"state": "paused"})])
+    assert [entry.seq for entry in await store.entries(pen.key)] == [1, 3]
+    (head,) = await store.heads([pen.key])
+    assert head is not None
+    assert head.row.state == "active"
+
+
+# Files that are not ours
+
+
+async def test_a_file_that_is_no_database(path: str) -> None:
+    """It is refused as input, and left as it was."""
+    before = written(path, b"not a database, but long enough to look at" * 100)
+    with pytest.raises(InvalidInput, match="not a SQLite database"):
+        await SqliteStore.open(path)
+    assert content(path) == before
+
+
+@pytest.mark.parametrize("version", [0, 1, len(migrations()), 99])
+async def test_another_programs_database(path: str, version: int) -> None:
+    """It is refused whatever its version says, and left as it was."""
+    connection = apsw.Connection(path)
+    connection.execute("create table theirs (x); insert into theirs values (1)")
+    connection.pragma("user_version", version)
+    connection.close()
+    before = content(path)
+    with pytest.raises(InvalidInput, match="another program's"):
+        await SqliteStore.open(path)
+    assert content(path) == before
+
+
+async def test_a_database_newer_than_the_code(path: str) -> None:
+    """It is refused with both versions named, and its data stay."""
+    store = await SqliteStore.open(path)
+    await created(store)
+    await store.close()
+    connection = apsw.Connection(path)
+    connection.pragma("user_version", len(migrations()) + 1)
+    with pytest.raises(InvalidInput, match=rf"format {len(migrations()) + 1}.*knows {len(migrations())}"):
+        await SqliteStore.open(path)
+    assert connection.execute("select count(*) from checkpoints").get == 1
+    connection.pragma("user_version", len(migrations()))
+    connection.close()
+    store = await SqliteStore.open(path)
+    assert (await store.count(Query(namespace="ns"))).entries == 1
+    await store.close()
+
+
+@pytest.mark.parametrize("place", ["file/store.db", "file/deeper/store.db", "/proc/saveslot/store.db", "folder"])
+async def test_a_place_that_cannot_be_written(tmp_path: Path, place: str) -> None:
+    """Below a file, in /proc, or where a folder is: Unavailable, with the path and what to do."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(Unavailable, match=r"store\.db|folder"):
+        await SqliteStore.open(str(tmp_path / place))
+
+
+async def test_an_empty_file_is_a_new_one(path: str) -> None:
+    """An empty file, as touch makes it, becomes a database; folders on the way are made."""
+    written(path, b"")
+    for place in (path, f"{path}-folder/deep/er.db"):
+        store = await SqliteStore.open(place)
+        await created(store)
+        await store.close()
+    connection = apsw.Connection(path)
+    assert connection.pragma("application_id") == APPLICATION_ID
+    connection.close()
+
+
+async def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three slashes are relative, four absolute, percent signs decoded; what names no file is refused."""
+    monkeypatch.chdir(tmp_path)
+    for url, name in [
+        ("sqlite:///a.db", "a.db"),
+        (f"sqlite:///{tmp_path}/b.db", "b.db"),
+        ("sqlite:///c%20c.db", "c c.db"),
+    ]:
+        await (await open_store(url)).close()
+        assert (tmp_path / name).exists()
+    for url in ("sqlite://host/a.db", "sqlite:///", "sqlite:///a.db?mode=ro", "sqlite:///:memory:", "nosuch:x", "a.db"):
+        with pytest.raises(InvalidInput):
+            await open_store(url)
+
+
+# Plans
+
+
+@pytest.mark.parametrize("size", ["new", "tiny and analysed", "large and analysed"])
+async def test_hot_statements_stay_index_lookups(path: str, size: str) -> None:
+    """No statement of an append, a resume, a page, a beat or a watch walks through all checkpoints or sessions."""
+    ran: dict[str, Any] = {}
+
+    def note(cursor: apsw.Cursor, sql: str, bindings: Any) -> bool:
+        ran.setdefault(sql, bindings)
+        return True
+
+    def listen(connection: apsw.Connection) -> None:
+        connection.exec_trace = note
+
+    await prepared(path, {"new": 0, "tiny and analysed": 2, "large and analysed": 3_000}[size])
+    apsw.connection_hooks.append(listen)
+    try:
+        store = await SqliteStore.open(path)
+        await everything_hot(store)
+        await store.close()
+    finally:
+        apsw.connection_hooks.remove(listen)
+    connection = apsw.Connection(path)
+    looked_at = 0
+    for sql, bindings in ran.items():
+        if sql.split()[0] not in {"select", "insert", "update", "delete"} or "sqlite_schema" in sql:
+            continue
+        looked_at += 1
+        steps = [row[3] for row in connection.execute(f"explain query plan {sql}", bindings)]
+        for step in steps:
+            scan = step.startswith("SCAN") and "VIRTUAL TABLE" not in step and step != "SCAN sqlite_sequence"
+            assert not scan, (sql, steps)
+            assert "TEMP B-TREE" not in step, (sql, steps)
+    connection.close()
+    assert looked_at > 25
+
+
+async def prepared(path: str, sessions: int) -> None:
+    store = await SqliteStore.open(path)
+    pens = [Pen(f"ns{n % 3}", f"s{n}") for n in range(sessions)]
+    await store.append([pen.begin(8) for pen in pens])
+    await store.close()
+    if sessions:
+        connection = apsw.Connection(path)
+        connection.execute("analyze")
+        connection.close()
+
+
+async def everything_hot(store: SqliteStore) -> None:
+    pen = await created(store, "hot", 3)
+    stale, dead = pen.copy(), await created(store, "dead")
+    groups: list[Group] = [
+        *(pen.group(2), stale.group(), dead.delete(), Pen("ns", "hot").begin()),
+        stale.group(kind=Kind.FAILED, whole={"only_stale": HOUR, "state": "failed", "heartbeat": True}),
+    ]
+    await store.append(groups)
+    await store.append([groups[0]])
+    await store.heads([pen.key, ("ns", "hot")])
+    await store.entries(pen.key)
+    await store.entries(pen.key, [(2, 3)], frames=False)
+    await store.entries(pen.key, kinds=frozenset({Kind.CHECKPOINT}), name="step", newest=1)
+    await store.beat([pen.key])
+    await store.empty(pen.key, [2])
+    filters: list[dict[str, Any]] = [
+        {}, {"state": "active"}, {"agent_type": "x"}, {"user_id": "u"}, {"labels": {"a": "b"}}, {"text": "h"},
+        {"prefix": "h"}, {"created_after": 1, "created_before": 2}, {"stale_for": HOUR, "state": "active"},
+    ]  # fmt: skip
+    for query in filters:
+        await store.find(Query(namespace="ns", **query))
+        await store.find(Query(namespace="ns", **query), (5, pen.key))
+    _, cursor = await store.events("ns", None)
+    await store.events("ns", "0")
+    await store.events("ns", cursor, pen.key)
+    await store.purge(dead.key)
+
+
+async def test_closing_twice_and_while_busy(path: str) -> None:
+    """What was submitted before close is written; close waits for it."""
+    store = await SqliteStore.open(path)
+    pens = [Pen("ns", f"s{n}") for n in range(50)]
+    calls = [asyncio.create_task(store.append([pen.begin()])) for pen in pens]
+    await asyncio.sleep(0)
+    await asyncio.gather(store.close(), store.close())
+    with suppress(Unavailable):
+        await asyncio.gather(*calls)
+    store = await SqliteStore.open(path)
+    assert (await store.count(Query(namespace="ns"))).entries == 50
+    await store.close()
