@@ -1,7 +1,4 @@
-"""An agent is killed with -9 in the middle of its work; another process goes on from what was acknowledged.
-
-    make demo
-"""
+"""`make demo`: an agent is killed with -9 in the middle of its work, another process goes on from what was saved."""
 
 from __future__ import annotations
 

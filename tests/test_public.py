@@ -11,11 +11,12 @@ import pytest
 import saveslot
 from saveslot import InvalidInput, Unavailable
 
-NAMES = """
-AgentSession AlreadyExists Checkpoint Conflict Corrupt Event HistoryLost InvalidInput InvalidTransition LeaseHeld
-LeaseLost NotFound Page SaveslotError SessionCheckpoint SessionManager SessionState StepUnknown TooLarge Unavailable open
-CheckpointManager
-""".split()
+NAMES = [
+    *("AgentSession", "Checkpoint", "CheckpointManager", "Event", "Page"),
+    *("SessionCheckpoint", "SessionManager", "SessionState", "open"),
+    *("AlreadyExists", "Conflict", "Corrupt", "HistoryLost", "InvalidInput", "InvalidTransition", "LeaseHeld"),
+    *("LeaseLost", "NotFound", "SaveslotError", "StepUnknown", "TooLarge", "Unavailable"),
+]
 
 
 def test_the_public_names_are_these():
@@ -65,7 +66,9 @@ async def test_opening_works_both_ways(tmp_path, monkeypatch):
         assert (tmp_path / "data" / "saveslot" / "saveslot.db").exists()
 
 
-@pytest.mark.parametrize("url", ["", "nonsense", "mysql://x", "sqlite://host/x.db", "sqlite:///", "sqlite:///x?mode=ro"])
+@pytest.mark.parametrize(
+    "url", ["", "nonsense", "mysql://x", "sqlite://host/x.db", "sqlite:///", "sqlite:///x?mode=ro"]
+)
 async def test_a_url_that_names_no_store_is_refused(url, monkeypatch):
     """A wrong URL raises InvalidInput that says which forms there are."""
     monkeypatch.setenv("SAVESLOT_URL", "mysql://x")
@@ -79,6 +82,10 @@ async def test_a_closed_manager_says_so(tmp_path):
     session = await sessions.create_session("tutor")
     await sessions.close()
     await sessions.close()
-    for call in (sessions.get_session("x"), sessions.checkpoint(session.session_id, "x", {}), sessions.create_session("t")):
+    for call in (
+        sessions.get_session("x"),
+        sessions.checkpoint(session.session_id, "x", {}),
+        sessions.create_session("t"),
+    ):
         with pytest.raises(Unavailable, match="closed"):
             await call

@@ -61,7 +61,7 @@ def lines(session_id: str, entries: Iterable[Entry], timeline: Timeline, before:
         yield LogLine(
             name,
             entry.seq,
-            Kind(entry.kind).name.lower(),
+            Kind(entry.kind).label,
             entry.name,
             moment(entry.at),
             entry.size,

@@ -34,6 +34,7 @@ from saveslot.reading import SessionReader, unknown
 from saveslot.slot import ABOUT, Draft, Point, Slot, beginning, creation, refusal
 from saveslot.stores import Store
 from saveslot.stores.memory import MemoryStore
+from saveslot.timeline import shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -138,8 +139,9 @@ class SessionManager(SessionReader):
             ) from None
         session.created_at = moment(row.created_at or verdict.times[0])
         session.last_heartbeat = moment(verdict.heartbeat)
-        shown = [entry for entry in draft.group.entries if entry.kind in SHOWN_KINDS]
-        session.checkpoints = [draft.landed(entry, SessionCheckpoint) for entry in shown]
+        made = [entry for entry in draft.group.entries if entry.kind in SHOWN_KINDS]
+        made = shown(made, draft.group.entries, session.session_id)
+        session.checkpoints = [draft.landed(entry, SessionCheckpoint) for entry in made]
         session.seen = _seen(slot, None)
         self._slots[session.session_id] = slot
         return session
@@ -298,9 +300,10 @@ class SessionManager(SessionReader):
         append: Mapping[str, Sequence[Any]] | None,
         patch: Sequence[Mapping[str, Any]] | None,
     ) -> Checkpoint:
-        slot = await self._slot(session if isinstance(session, str) else session.session_id)
+        session_id = session if isinstance(session, str) else session.session_id
+        slot = self._slots.get(session_id) or await self._slot(session_id)
         async with slot.lock:
-            before = await self._settle(slot, None if isinstance(session, str) else session)
+            before = await self._settle(slot, None if isinstance(session, str) else session) if slot.doubtful else None
             if not isinstance(session, str):
                 await self._check_seen(session, slot)
             follow(slot.at.state, "checkpoint")

@@ -211,11 +211,20 @@ class Kind(IntEnum):
     RECOVERED = 7
     UPDATED = 8  # context, metadata or labels changed
     TOMBSTONE = 9
+    CLEARED = 10  # hides older checkpoints: its note names them
+    THINNED = 11  # a checkpoint that hides older ones, of which there were too many
+    SKIPPED = 12  # nothing; an import kept a later number
+
+    @property
+    def label(self) -> str:
+        """As people read it: a checkpoint is one, whether it hides others or not."""
+        return "checkpoint" if self is Kind.THINNED else self.name.lower()
 
 
-# What carries the agent's data, and what a history shows. (UPDATED and TOMBSTONE are shown when asked for everything.)
-DATA_KINDS = frozenset({Kind.CHECKPOINT, Kind.ROLLBACK})
-SHOWN_KINDS = frozenset(Kind) - {Kind.UPDATED, Kind.TOMBSTONE}
+# What carries the agent's data, what hides some of that, and what a history shows unless it is asked for everything.
+DATA_KINDS = frozenset({Kind.CHECKPOINT, Kind.ROLLBACK, Kind.THINNED})
+HIDING_KINDS = frozenset({Kind.CLEARED, Kind.THINNED})
+SHOWN_KINDS = frozenset(Kind) - {Kind.UPDATED, Kind.TOMBSTONE, Kind.CLEARED, Kind.SKIPPED}
 
 VERBS = {
     Kind.CHECKPOINT: "checkpoint",

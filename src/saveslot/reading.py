@@ -12,10 +12,12 @@ from saveslot.lifecycle import SessionState
 from saveslot.log import Entry, Event, Head, Query, micros, moment
 from saveslot.model import (
     DATA_KINDS,
+    HIDING_KINDS,
     SHOWN_KINDS,
     AgentSession,
     Checkpoint,
     Data,
+    Kind,
     Seen,
     SessionCheckpoint,
     as_name,
@@ -24,7 +26,7 @@ from saveslot.model import (
 )
 from saveslot.slot import ABOUT, ABOUT_KINDS
 from saveslot.stores import Store
-from saveslot.timeline import Range, Timeline, needed
+from saveslot.timeline import Range, Timeline, needed, shown
 
 C = TypeVar("C", bound=SessionCheckpoint)
 
@@ -34,8 +36,8 @@ HISTORY_BYTES = 8 * 1024 * 1024
 PAGE, WIDE_PAGE = 100, 1000
 # How long one question to a store's feed waits before it is asked again.
 WATCH_WAIT = 5.0
-# Entries whose frames an export holds at a time.
-EXPORT_STRIDE = 500
+# Entries whose frames a walk or an export holds at a time.
+STRIDE = 200
 
 
 class Page(list[AgentSession]):
@@ -143,13 +145,25 @@ class SessionReader:
         first = -1 if since is None else micros(as_time(since, "since"))
         last = 1 << 62 if until is None else micros(as_time(until, "until"))
         head = await self._existing(id)
-        kinds = None if all else SHOWN_KINDS
         newest = limit if since is None and until is None else None
-        entries = await self._store.entries(head.row.key, kinds=kinds, name=name, newest=newest, frames=False)
+        if all:
+            entries = await self._store.entries(head.row.key, name=name, newest=newest, frames=False)
+        else:
+            entries = await self._shown(head, SHOWN_KINDS, name=name, newest=newest)
         chosen = [entry for entry in entries if first < entry.at <= last]
         chosen = chosen if limit is None else chosen[max(0, len(chosen) - limit) :]
         timeline = await self._timeline(head, needed(chosen))
         return [timeline.checkpoint(entry, Checkpoint) for entry in chosen]
+
+    async def walk(self, id: str) -> AsyncIterator[Checkpoint]:
+        """Its history one by one, oldest first, however long: only some frames stand in memory at a time."""
+        head = await self._existing(id)
+        entries = await self._shown(head, SHOWN_KINDS)
+        for start in range(0, len(entries), STRIDE):
+            part = entries[start : start + STRIDE]
+            timeline = await self._timeline(head, needed(part))
+            for entry in part:
+                yield timeline.checkpoint(entry, Checkpoint)
 
     async def get_checkpoint(self, id: str, ref: str | int = "latest") -> Checkpoint:
         head = await self._existing(id)
@@ -172,12 +186,13 @@ class SessionReader:
         if limit is not None and limit < 0:
             raise InvalidInput("limit", "must not be negative")
         head = await self._existing(id)
-        key, kinds = head.row.key, None if all else SHOWN_KINDS
-        entries = await self._store.entries(key, kinds=kinds, newest=limit, frames=False)
+        if all:
+            entries = await self._store.entries(head.row.key, newest=limit, frames=False)
+        else:
+            entries = await self._shown(head, SHOWN_KINDS, newest=limit)
         before: list[Entry] = []
         if entries and entries[0].seq > 1:
-            reach = [(1, entries[0].seq - 1)]
-            before = await self._store.entries(key, reach, kinds=DATA_KINDS, newest=1, frames=False)
+            before = await self._shown(head, DATA_KINDS, within=(1, entries[0].seq - 1), newest=1)
         timeline = await self._timeline(head, needed(e for e in before + entries if e.kind in DATA_KINDS))
         return list(glance.lines(head.row.session_id, entries, timeline, before[0] if before else None))
 
@@ -189,10 +204,10 @@ class SessionReader:
     async def summary(self, id: str) -> Data:
         """How many checkpoints, under which names, the first and the last, and how long it took."""
         head = await self._existing(id)
-        entries = await self._store.entries(head.row.key, kinds=SHOWN_KINDS, frames=False)
-        ends = [entries[0], entries[-1]]
+        entries = await self._shown(head, SHOWN_KINDS)
+        ends = entries[:1] + entries[-1:]
         timeline = await self._timeline(head, needed(ends))
-        first, last = (timeline.checkpoint(entry, Checkpoint) for entry in ends)
+        told = [timeline.checkpoint(entry, Checkpoint).to_dict() for entry in ends] or [None, None]
         names: dict[str, int] = {}
         for entry in entries:
             names[entry.name] = names.get(entry.name, 0) + 1
@@ -202,9 +217,9 @@ class SessionReader:
             "total_count": len(entries),
             "unique_names": len(names),
             "names": names,
-            "first_checkpoint": first.to_dict(),
-            "last_checkpoint": last.to_dict(),
-            "duration_seconds": (last.timestamp - first.timestamp).total_seconds(),
+            "first_checkpoint": told[0],
+            "last_checkpoint": told[1],
+            "duration_seconds": (ends[1].at - ends[0].at) / 1_000_000 if ends else 0.0,
             "stored_bytes": sum(entry.size for entry in entries),
         }
 
@@ -219,8 +234,8 @@ class SessionReader:
         key, last = head.row.key, head.last.seq
         yield transfer.opening(session)
         writer = transfer.Exporter(session.session_id)
-        for first in range(1, last + 1, EXPORT_STRIDE):
-            entries = await self._store.entries(key, [(first, min(last, first + EXPORT_STRIDE - 1))], frames=False)
+        for first in range(1, last + 1, STRIDE):
+            entries = await self._store.entries(key, [(first, min(last, first + STRIDE - 1))], frames=False)
             timeline = await self._timeline(head, needed(e for e in entries if e.kind in DATA_KINDS))
             abouts = await self._timeline(head, needed(e for e in entries if e.kind not in DATA_KINDS), data=False)
             for entry in entries:
@@ -264,25 +279,60 @@ class SessionReader:
 
     async def _entry(self, head: Head, ref: str | int) -> Entry:
         """The entry that a ref names, without its frame."""
-        key, session_id = head.row.key, head.row.session_id
+        session_id = head.row.session_id
         match refs.parse(ref, session_id):
             case refs.Number(seq):
-                found = await self._store.entries(key, [(seq, seq)], frames=False)
+                found = await self._shown(head, None, within=(seq, seq))
+            case refs.Latest(0) if head.last.kind in DATA_KINDS:
+                found = [head.last]
             case refs.Latest(back):
-                found = await self._store.entries(key, kinds=DATA_KINDS, newest=back + 1, frames=False)
+                found = await self._shown(head, DATA_KINDS, newest=back + 1)
                 found = found if len(found) == back + 1 else []
             case refs.Named(name):
-                found = await self._store.entries(key, kinds=SHOWN_KINDS, name=name, newest=1, frames=False)
+                found = await self._shown(head, SHOWN_KINDS, name=name, newest=1)
         if not found:
-            raise NotFound(f"session {session_id} has no checkpoint {ref!r}; history() lists what it has")
+            raise NotFound(
+                f"session {session_id} has no checkpoint {ref!r}; history() and `saveslot log` list what it has"
+            )
         return found[0]
 
     async def _data_entry(self, head: Head, entry: Entry) -> Entry | None:
         """The entry that holds the agent's data as of `entry`; None before the first checkpoint."""
         if entry.kind in DATA_KINDS:
             return entry
-        seq = entry.data_seq
-        return (await self._store.entries(head.row.key, [(seq, seq)], frames=False))[0] if seq else None
+        if not entry.data_seq:
+            return None
+        found = await self._shown(head, None, within=(entry.data_seq, entry.data_seq))
+        if not found:
+            where = f"{head.row.session_id}:{entry.seq}"
+            raise NotFound(f"the agent's data as of {where} was thinned or cleared; history() lists what is left")
+        return found[0]
+
+    async def _shown(
+        self,
+        head: Head,
+        kinds: frozenset[Kind] | None,
+        *,
+        within: Range | None = None,
+        name: str | None = None,
+        newest: int | None = None,
+    ) -> list[Entry]:
+        """Entries as of that head that nothing hides, without their frames; `newest` the last n of them."""
+        key, session_id, last = head.row.key, head.row.session_id, head.last.seq
+        reach = within or (1, last)
+        if kinds is not None and within is name is newest is None:
+            found = await self._store.entries(key, [reach], kinds=kinds | HIDING_KINDS, frames=False)
+            return shown([e for e in found if e.kind in kinds], found, session_id)
+        found = await self._store.entries(key, [reach], kinds=kinds, name=name, newest=newest, frames=False)
+        if not found or found[0].seq >= last:
+            return found
+        # Only a later entry can hide one.
+        hiding = await self._store.entries(key, [(found[0].seq + 1, last)], kinds=HIDING_KINDS, frames=False)
+        left = shown(found, hiding, session_id)
+        if newest is not None and len(left) < len(found):
+            left = await self._shown(head, kinds, within=reach, name=name)
+            left = left[max(0, len(left) - newest) :]
+        return left
 
     async def _state_at(self, session_id: str, ref: str | int) -> codec.State:
         """The agent's data as of a ref; one that reads as another session's checkpoint id is looked up there."""
@@ -302,7 +352,7 @@ class SessionReader:
         return Timeline(head.row.session_id, frames, since)
 
     async def _checkpoints(self, head: Head, history: int | Literal["all"] | None) -> list[SessionCheckpoint]:
-        entries = await self._store.entries(head.row.key, kinds=SHOWN_KINDS, frames=False)
+        entries = await self._shown(head, SHOWN_KINDS)
         if history is None:
             chosen, room = len(entries), HISTORY_BYTES
             while chosen and room > 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from saveslot import codec
@@ -17,7 +18,7 @@ from saveslot.lifecycle import SessionState
 from saveslot.log import Entry, Group, Head, Outcome, Row, Verdict
 from saveslot.model import DATA_KINDS, Data, Kind
 from saveslot.stores import Store
-from saveslot.timeline import C, Timeline, needed
+from saveslot.timeline import C, Range, Timeline, merged, needed, note_of
 
 # What a session is about: the dicts of its own, beside the agent's data.
 ABOUT = ("context", "metadata", "labels")
@@ -117,6 +118,21 @@ class Draft:
         entry.note = codec.note(data, "data", self._limit)
         self._add(entry)
 
+    def hide(self, ranges: Iterable[Range]) -> None:
+        """Let the newest entry, a checkpoint, hide older ones: they are gone in the same step that stores it."""
+        entry = self.group.entries[-1]
+        entry.note = self._hiding(note_of(entry, entry.name), ranges)
+        entry.kind = Kind.THINNED
+
+    def clear(self, ranges: Iterable[Range], name: str, *, at: int = 0) -> None:
+        """An entry that hides older ones and holds no data: what comes next starts anew."""
+        entry = self._entry(Kind.CLEARED, name, at)
+        entry.note, entry.data_seq = self._hiding({}, ranges), 0
+        self._add(entry, data=codec.State(), data_seq=0)
+
+    def _hiding(self, note: Data, ranges: Iterable[Range]) -> bytes:
+        return codec.note([note, merged(ranges)], "metadata", self._limit)
+
     def become(self, state: SessionState) -> None:
         if state != self.at.state:
             self.group.state = state.value
@@ -163,8 +179,13 @@ class Slot:
         return 1000 + sum(part.weight for part in held if part is not None)
 
     @property
+    def doubtful(self) -> bool:
+        """True when nobody knows what became of the last write."""
+        return self._pending is not None
+
+    @property
     def busy(self) -> bool:
-        return self.lock.locked() or self._pending is not None
+        return self.lock.locked() or self.doubtful
 
     @property
     def ready(self) -> bool:
@@ -267,6 +288,7 @@ def creation(row: Row, draft: Draft) -> Group:
     """The draft as the beginning of a session."""
     group = draft.group
     group.prev, group.create = None, row
-    row.body, row.labels = group.body or b"", group.labels or {}
+    # A log that begins with a checkpoint says nothing about its session yet.
+    row.body, row.labels = group.body or codec.note({part: {} for part in ABOUT}, "session"), group.labels or {}
     group.body = group.labels = None
     return group

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from threading import Lock
+from typing import Any, TypeVar
 
 from saveslot import codec
 from saveslot.errors import Corrupt
 from saveslot.log import Entry, moment
-from saveslot.model import DATA_KINDS, Data, SessionCheckpoint, unloaded
+from saveslot.model import DATA_KINDS, HIDING_KINDS, Data, SessionCheckpoint, unloaded
 
 C = TypeVar("C", bound=SessionCheckpoint)
 Range = tuple[int, int]
@@ -25,6 +26,7 @@ class Timeline:
         self._seqs = sorted(self._frames)
         self._state = codec.State()
         self._applied: list[int] = []
+        self._lock = Lock()  # checkpoints are values: several threads may look at those of one history
 
     @property
     def weight(self) -> int:
@@ -44,7 +46,8 @@ class Timeline:
         return made_as.stored(name, entry.name, moment(entry.at), lambda: note_of(entry, name), {})
 
     def data(self, entry: Entry) -> Data:
-        return self.state(entry).value()
+        with self._lock:
+            return self.state(entry).value()
 
     def state(self, entry: Entry) -> codec.State:
         """The state as of that entry, valid until the next call."""
@@ -58,7 +61,11 @@ class Timeline:
         if self._applied != seqs[: len(self._applied)]:
             self._state, self._applied = codec.State(), []
         for seq in seqs[len(self._applied) :]:
-            self._state.apply(self._frames[seq])
+            try:
+                self._state.apply(self._frames[seq])
+            except Corrupt as exc:
+                self._state, self._applied = codec.State(), []
+                raise Corrupt(f"checkpoint {name}", f"its frame {seq} {exc.reason}") from exc
             self._applied.append(seq)
         if not seqs:
             self._state, self._applied = codec.State(), []
@@ -71,6 +78,16 @@ class Timeline:
 
 
 def note_of(entry: Entry, where: str) -> Data:
+    found = _note(entry, where)
+    return found[0] if entry.kind in HIDING_KINDS else found
+
+
+def hidden_by(entry: Entry, where: str) -> list[Range]:
+    """The seqs that an entry hides."""
+    return [(first, last) for first, last in _note(entry, where)[1]] if entry.kind in HIDING_KINDS else []
+
+
+def _note(entry: Entry, where: str) -> Any:
     if entry.note is None:
         return {}
     try:
@@ -79,13 +96,27 @@ def note_of(entry: Entry, where: str) -> Data:
         raise Corrupt(f"checkpoint {where}", exc.reason) from exc
 
 
+def shown(entries: Sequence[Entry], hiding: Iterable[Entry], session_id: str) -> list[Entry]:
+    """Those that nothing hides. Only checkpoints and rollbacks can be hidden; lifecycle entries stay."""
+    gone = merged(piece for entry in hiding for piece in hidden_by(entry, f"{session_id}:{entry.seq}"))
+    if not gone:
+        return list(entries)
+    starts = [first for first, _ in gone]
+    ends = [0, *(last for _, last in gone)]
+    return [e for e in entries if e.kind not in DATA_KINDS or e.seq > ends[bisect_right(starts, e.seq)]]
+
+
 def needed(entries: Iterable[Entry]) -> list[Range]:
     """The ranges of seqs whose frames rebuild these entries, each frame once."""
-    wanted = sorted({piece for entry in entries for piece in codec.Recipe.unpack(entry.recipe).ranges})
-    merged: list[Range] = []
-    for first, last in wanted:
-        if merged and first <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+    return merged({piece for entry in entries for piece in codec.Recipe.unpack(entry.recipe).ranges})
+
+
+def merged(pieces: Iterable[Range]) -> list[Range]:
+    """The same seqs in as few ranges as hold nothing else, in order."""
+    found: list[Range] = []
+    for first, last in sorted(pieces):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
         else:
-            merged.append((first, last))
-    return merged
+            found.append((first, last))
+    return found

@@ -18,9 +18,9 @@ from typing import Any, NoReturn, cast
 from saveslot import codec, difference
 from saveslot.errors import InvalidInput
 from saveslot.log import Entry, micros, moment
-from saveslot.model import DATA_KINDS, AgentSession, Data, Kind, as_data, as_name, as_time
+from saveslot.model import DATA_KINDS, HIDING_KINDS, AgentSession, Data, Kind, as_data, as_name, as_time
 from saveslot.slot import ABOUT, ABOUT_KINDS, Draft
-from saveslot.timeline import Timeline, note_of
+from saveslot.timeline import Range, Timeline, hidden_by, note_of
 
 VERSION = 1
 CLOSING = "\n]}\n"
@@ -42,7 +42,7 @@ class Exporter:
     def line(self, entry: Entry, timeline: Timeline) -> str:
         told: Data = {
             "seq": entry.seq,
-            "kind": Kind(entry.kind).name.lower(),
+            "kind": Kind(entry.kind).label,
             "name": entry.name,
             "at": moment(entry.at).isoformat(),
         }
@@ -57,8 +57,10 @@ class Exporter:
             self._before = state
             if note:
                 told["metadata"] = note
-        elif note or entry.kind not in ABOUT_KINDS:
+        elif note or entry.kind not in ABOUT_KINDS | HIDING_KINDS:
             told["data"] = note
+        if entry.kind in HIDING_KINDS:
+            told["hides"] = hidden_by(entry, f"{self._session_id}:{entry.seq}")
         if entry.kind in ABOUT_KINDS:
             told["about"] = timeline.state(entry).value()
         return ("\n  " if entry.seq == 1 else ",\n  ") + _text(told)
@@ -75,12 +77,17 @@ def _text(value: Any) -> str:
     return codec.encode(value, "export", 1 << 40)[0].decode()
 
 
-def parsed(text: str) -> tuple[AgentSession, list[Data]]:
-    """An export's session (without checkpoints) and entries, checked as a whole."""
+def read_json(text: str) -> Any:
+    """What the text says, where JSON leaves no doubt: a key twice in one object or a NaN is no import."""
     try:
-        found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:
         raise InvalidInput("import", f"is not JSON ({exc})") from None
+
+
+def parsed(text: str) -> tuple[AgentSession, list[Data]]:
+    """An export's session (without checkpoints) and entries, checked as a whole."""
+    found = read_json(text)
     if not isinstance(found, dict) or "saveslot" not in found:
         raise InvalidInput("import", "is not an export of a session (it has no key `saveslot`)")
     told = cast("Data", found)
@@ -111,7 +118,7 @@ def fill(draft: Draft, entries: Sequence[Data]) -> None:
 
 def _fill_one(draft: Draft, told: Data, seq: int, state: Data | None) -> Data | None:
     kind = Kind[told["kind"].upper()]
-    if told["seq"] != seq or (kind is Kind.CREATED) != (seq == 1):
+    if told["seq"] != seq or (kind is Kind.CREATED and seq > 1):
         raise InvalidInput(
             "seq", f"must be {seq}, and only the first entry `created`; found {told['seq']!r} {kind.name}"
         )
@@ -120,6 +127,10 @@ def _fill_one(draft: Draft, told: Data, seq: int, state: Data | None) -> Data | 
         state = as_data(told["state"], "state") if "state" in told else difference.patched(state or {}, told["patch"])
         draft.checkpoint(name, cast("Data", state), as_data(told.get("metadata"), "metadata"), at=at, sign=False)
         draft.group.entries[-1].kind = kind
+        if "hides" in told:
+            draft.hide(_hidden(told["hides"], seq))
+    elif kind is Kind.CLEARED:
+        draft.clear(_hidden(told["hides"], seq), name, at=at)
     elif kind in ABOUT_KINDS:
         about = as_data(told["about"], "about")
         entry = draft.about({part: as_data(about[part], part) for part in ABOUT}, kind=kind, name=name, at=at)
@@ -127,6 +138,13 @@ def _fill_one(draft: Draft, told: Data, seq: int, state: Data | None) -> Data | 
     else:
         draft.lifecycle(kind, name, as_data(told.get("data"), "data"), at=at)
     return state
+
+
+def _hidden(told: Any, seq: int) -> list[Range]:
+    ranges = [(int(first), int(last)) for first, last in told]
+    if not all(1 <= first <= last < seq for first, last in ranges):
+        raise InvalidInput("hides", "must name older entries")
+    return ranges
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Data:

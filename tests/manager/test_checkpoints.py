@@ -108,6 +108,17 @@ async def test_a_long_session_reads_back_at_every_step(sessions, others, session
     assert (await sessions.get_session(session.session_id, history="all")).checkpoints[-1].data == expected[-1][1]
 
 
+async def test_a_walk_shows_what_the_history_shows(sessions, session):
+    """Walking through gives every checkpoint once, in order, with its own data, across all the pieces it is read in."""
+    for n in range(450):
+        await sessions.checkpoint(session.session_id, f"c{n}", append={"list": [n]})
+    walked = [(c.seq, c.name, c.data) async for c in sessions.walk(session.session_id)]
+    assert walked == [(c.seq, c.name, c.data) for c in await sessions.history(session.session_id)]
+    assert walked[-1][2] == {"list": list(range(450))}
+    with pytest.raises(NotFound):
+        await anext(sessions.walk("nobody"))
+
+
 async def test_append_and_patch_build_the_same_state(sessions, others, session, fresh):
     """append= and patch= give what the whole state would have given."""
     sid = session.session_id

@@ -123,9 +123,8 @@ async def test_an_imported_session_goes_on(sessions):
     assert made.checkpoints[-1].name == "session_failed"
     await sessions.rollback("copy", "two")
     await sessions.checkpoint("copy", "more", append={"messages": ["new"]})
-    assert [m if isinstance(m, str) else m["role"] for m in (await sessions.get_checkpoint("copy")).data["messages"]] == [
-        "user", "assistant", "new"
-    ]  # fmt: skip
+    messages = (await sessions.get_checkpoint("copy")).data["messages"]
+    assert [message if message == "new" else message["role"] for message in messages] == ["user", "assistant", "new"]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from tests.stores.conftest import Start, heard, told
 from saveslot.errors import Corrupt, InvalidInput, Unavailable
 from saveslot.log import Group, Outcome, Query
 from saveslot.model import Kind
-from saveslot.stores import open_store, sqlite
-from saveslot.stores.sqlite import APPLICATION_ID, SqliteStore, migrations
+from saveslot.stores import open_store, sqlite, sqlite_file
+from saveslot.stores.sqlite import SqliteStore
+from saveslot.stores.sqlite_file import APPLICATION_ID, migrations
 from saveslot.stores.writer import Writer
 from saveslot.testing import Pen
 
@@ -74,12 +75,12 @@ async def test_a_file_migrated_while_it_is_looked_at(path: str) -> None:
     """Who finds a new file, and meanwhile another process makes its tables, does not take it for a stranger's."""
     connection = apsw.Connection(path)
     connection.pragma("journal_mode", "wal")
-    others: list[SqliteStore] = []
+    others: list[str] = []
 
     def meanwhile(cursor: apsw.Cursor, sql: str, bindings: Any) -> bool:
         if "sqlite_schema" in sql and not others:
-            others.append(SqliteStore(path))
-            others[0]._prepared().close()  # noqa: SLF001  (the other process, up to its first write)
+            others.append(path)
+            sqlite_file.prepared(path, None).close()  # the other process, up to its first write
         return True
 
     def listen(connection: apsw.Connection) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from saveslot.codec.frame import pack, seal, unpack, unseal
 from saveslot.codec.state import Recipe, State, Written, append, rebuild, write
 from saveslot.codec.text import MAX_STATE, decode, encode
+from saveslot.errors import Corrupt
 
 __all__ = [
     "MAX_STATE",
@@ -30,5 +31,8 @@ def note(value: Any, path: str, limit: int = MAX_STATE) -> bytes:
 
 
 def read_note(sealed: bytes) -> Any:
+    """The value of a note, or `Corrupt`."""
     found = unpack(unseal(sealed))
+    if found.patch:
+        raise Corrupt("a note", "holds a patch")
     return decode(found.body, tagged=found.tagged)

@@ -1,25 +1,25 @@
 """A state and what changed in it.
 
-A state is kept as the JSON text of each top-level key. The next state is encoded the same way; a key whose text is equal
-costs nothing, a changed one is a *splice*: how many bytes stay in front, how many behind, and the new middle. Where two
-places of one large object changed, the splice would hold everything between them, so it is split along the object's keys.
+A state is kept as the JSON text of each of its keys. The next state is encoded the same way; a key whose text is equal
+costs nothing, a changed one is a *splice*: how many bytes stay in front, how many behind, and the new middle. Where
+distant places of one large text changed, each gets a splice of its own.
 
     {"messages": [A, B], "n": 2}  ->  {"messages": [A, B, C], "n": 3}
-    ops:  splice ["messages"] keep 6 front, 1 back, ",C"     splice ["n"] keep 0, 0, "3"
+    splice "messages": keep 4 in front, 1 behind, ",C" between        splice "n": keep nothing, "3"
 
-Frames follow one another: a keyframe (the whole state), then patches. The *recipe* of an entry names the frames that
-rebuild it, so that going back is a new entry with an old recipe.
+Frames follow one another: a keyframe (the whole state as one JSON text), then patches. The *recipe* of an entry names
+the frames that rebuild it, so that going back is a new entry with an old recipe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
 
-from saveslot.codec.frame import chained, pack, read_varint, unpack, varint
-from saveslot.codec.text import MAX_STATE, decode, encode
+from saveslot.codec.frame import MAX_RAW, chained, pack, read_varint, unpack, varint
+from saveslot.codec.text import MAX_STATE, checked_key, decode, encode, encode_keys, place, size_of
 from saveslot.errors import Corrupt, InvalidInput, TooLarge
 
 Text = bytes | bytearray
@@ -29,28 +29,38 @@ Texts = dict[str, Text]
 MAX_FRAMES = 256
 # Each rollback starts a new range.
 MAX_RANGES = 16
-# A longer middle is worth a look into the object: splitting costs a path for each part.
-WORTH_SPLITTING = 256
+# No limit for states goes beyond: with its keys escaped the whole must still fit into a frame.
+MAX_WHOLE = MAX_RAW // 2
+# A patch that is longer than this part of its state saves little, and a keyframe reads faster.
+WORTH_PATCHING = 0.7
+# A short text that keeps less than this in front and behind is replaced as a whole.
+WORTH_KEEPING = 16
+# Where more than this differs on both sides, a look for equal parts between (0.2 ms a megabyte and try) pays.
+WORTH_SPLITTING = 1024
+# So long a part is taken for the same when it is equal: shorter ones recur by chance in JSON.
+ANCHOR = 128
+# More splices in one text would make reading slow: each moves all that stands behind it.
+MAX_SPLICES = 16
 
-_children = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_key_text = msgspec.json.Encoder().encode
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Splice(msgspec.Struct, array_like=True, tag=0):
-    path: list[str]
-    front: int
-    back: int
+    """Keep so many bytes of a text in front and behind, and put the middle between. A new text keeps none."""
+
+    key: str
+    front: _Count
+    back: _Count
     middle: bytes
 
 
 class Remove(msgspec.Struct, array_like=True, tag=1):
-    path: list[str]
+    key: str
 
 
 class Order(msgspec.Struct, array_like=True, tag=2):
-    """The keys of an object in their new order, where it is not: kept ones as before, new ones behind."""
+    """All keys in their new order, where it is not: kept ones as before, new ones behind."""
 
-    path: list[str]
     keys: list[str]
 
 
@@ -58,6 +68,8 @@ Op = Splice | Remove | Order
 
 _pack_ops = msgspec.msgpack.Encoder().encode
 _unpack_ops = msgspec.msgpack.Decoder(list[Op]).decode
+_key_text = msgspec.json.Encoder().encode
+_split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Recipe(NamedTuple):
@@ -90,6 +102,11 @@ class Recipe(NamedTuple):
         for gap, length in zip(numbers[3::2], numbers[4::2], strict=True):
             ranges.append((at + gap, at + gap + length))
             at += gap + length
+        entries = sum(last - first + 1 for first, last in ranges)
+        if 0 in numbers[3::2] or at >= 1 << 63 or len(ranges) > MAX_RANGES:
+            raise Corrupt("a recipe", "names entries that cannot be")
+        if not 0 < numbers[0] <= min(entries, MAX_FRAMES):
+            raise Corrupt("a recipe", "names more frames than there can be, or none")
         return cls(tuple(ranges), *numbers[:3])
 
     def holds(self, seq: int) -> bool:
@@ -117,22 +134,29 @@ class State:
 
     def document(self) -> bytes:
         """The whole state as one JSON text."""
-        return _joined(self.texts)
+        return b"{" + b",".join([_key_text(key) + b":" + text for key, text in self.texts.items()]) + b"}"
 
     def apply(self, frame: bytes) -> None:
-        """Take the next frame of the recipe."""
-        found = unpack(frame)
+        """Take the next frame: a keyframe starts anew, a patch goes on. After `Corrupt` the state is empty."""
+        before, self.digest = self.digest, b""
+        self.digest = chained(before if self._take(frame, first=not before) else b"", frame)
+
+    def _take(self, frame: bytes, *, first: bool) -> bool:
+        """The texts that this frame makes of them; True when it is a patch."""
+        texts, self.texts = self.texts, {}
+        patch, tagged, body = unpack(frame)
+        if patch and first:
+            raise Corrupt("a frame", "is a patch with nothing to stand on")
         try:
-            if found.patch:
-                for op in _unpack_ops(found.body):
-                    _apply(self.texts, op, op.path)
-                self.tagged = self.tagged or found.tagged
+            if patch:
+                _patch(texts, body)
+                tagged = tagged or self.tagged
             else:
-                self.texts = {key: bytes(raw) for key, raw in _children(found.body).items()}
-                self.tagged = found.tagged
-        except (msgspec.DecodeError, KeyError, IndexError) as exc:
+                texts = cast("Texts", {key: bytes(raw) for key, raw in _split(body).items()})
+        except (ValueError, KeyError, IndexError, RecursionError) as exc:
             raise Corrupt("a frame", "does not fit the state before it") from exc
-        self.digest = chained(self.digest if found.patch else b"", frame)
+        self.texts, self.tagged = texts, tagged
+        return patch
 
 
 class Written(NamedTuple):
@@ -144,88 +168,88 @@ class Written(NamedTuple):
 
 def rebuild(frames: Sequence[bytes], digest: bytes, where: str) -> State:
     """The state that these frames add up to, or `Corrupt` when it is not the one with that digest."""
-    state = State()
+    found = b""
     for frame in frames:
-        state.apply(frame)
-    if state.digest != digest:
+        found = chained(found, frame)
+    if found != digest:  # before anything is decompressed
         raise Corrupt(where, "its frames do not match their digest")
+    state = State()
+    try:
+        for n, frame in enumerate(frames):
+            state._take(frame, first=n == 0)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    except Corrupt as exc:
+        raise Corrupt(where, f"a frame {exc.reason}") from exc
+    state.digest = digest
     return state
 
 
 def write(before: State | None, value: dict[str, Any], seq: int, path: str, limit: int = MAX_STATE) -> Written:
-    """Encode a whole state as what changed since `before`."""
-    texts: Texts = {}
-    tagged = False
-    size = 2
-    for key, item in value.items():
-        if type(key) is not str:
-            raise InvalidInput(path, f"has the key {key!r} of type {type(key).__name__}; keys must be text")
-        text, special = encode(item, f"{path}.{key}", limit)
-        texts[key] = text
-        tagged = tagged or special
-        size += len(key) + len(text) + 4
-    if size > limit:
-        raise TooLarge(path, limit=limit, size=size)
-    _check_keys(texts, path)
+    """Encode a whole state as what changed since `before`, which stays as it is."""
+    texts, tagged = encode_keys(value, path, min(limit, MAX_WHOLE))
+    after = State()
+    after.texts, after.tagged = cast("Texts", texts), tagged
     if before is None or not before.recipe.ranges:
-        return _finished(None, texts, tagged, None, seq)
-    ops = _compared(before.texts, texts)
-    return _finished(before, texts, tagged or before.tagged, ops, seq)
+        return _finished(after, None, [], seq)
+    return _finished(after, before, _compared(before.texts, after.texts), seq)
 
 
 def append(before: State | None, items: dict[str, Any], seq: int, limit: int = MAX_STATE) -> Written:
-    """Add to lists at the top level, at the cost of the addition; `before` becomes the new state."""
+    """Add to lists of the state, at the cost of the addition.
+
+    `before` becomes the new state: drop it when the entry does not land. It is as it was when this raises.
+    """
     state = before or State()
-    # Everything is encoded and checked before anything is changed.
-    additions: list[tuple[str, bytes, bool]] = []
-    for key, more in items.items():
-        path = f"append.{key}"
-        if not isinstance(more, list | tuple):
-            raise InvalidInput(path, f"must be a list of items to add, not {type(more).__name__}")
-        old = state.texts.get(key, b"[]")
-        if old[:1] != b"[":
-            raise InvalidInput(path, "the checkpoint holds no list there")
-        text, special = encode(more, path, limit)
-        if len(old) + len(text) > limit:
-            raise TooLarge(path, limit=limit, size=len(old) + len(text))
-        if text != b"[]":
-            additions.append((key, text, special))
-        elif key not in state.texts:
-            additions.append((key, b"[]", False))
-    _check_keys(dict.fromkeys(items, b""), "append")
-    ops: list[Op] = []
+    additions: list[tuple[str, bytes]] = []
     tagged = state.tagged
-    for key, text, special in additions:
+    limit = min(limit, MAX_WHOLE)
+    size = size_of(state.texts)
+    for name, more in items.items():
+        key = checked_key(name, "append")
+        path = place("append", [key])
+        if not isinstance(more, (list, tuple)):
+            raise InvalidInput(path, f"must be a list of items to add, not {type(more).__name__}")
+        if not state.texts.get(key, b"[]").startswith(b"["):
+            raise InvalidInput(path, "the checkpoint holds no list there")
+        text, special = encode(cast("Any", more), path, limit, depth=1)
+        size += len(text) + (0 if key in state.texts else len(key.encode()) + 4)
+        if size > limit:
+            raise TooLarge("append", limit=limit, size=size)
         tagged = tagged or special
-        old = state.texts.get(key)
-        if old is None or old == b"[]":
-            ops.append(Splice([key], 0, 0, text))
+        if len(text) > len("[]") or key not in state.texts:
+            additions.append((key, text))
+    # From here on nothing fails.
+    ops: list[Op] = []
+    for key, text in additions:
+        old = state.texts.get(key, b"[]")
+        if len(old) == len("[]"):
+            ops.append(Splice(key, 0, 0, text))
             state.texts[key] = text
             continue
         middle = b"," + text[1:-1]
-        ops.append(Splice([key], len(old) - 1, 1, middle))
+        ops.append(Splice(key, len(old) - 1, 1, middle))
         grown = old if isinstance(old, bytearray) else bytearray(old)
         grown[-1:-1] = middle
         state.texts[key] = grown
-    return _finished(state if state.recipe.ranges else None, state.texts, tagged, ops, seq)
-
-
-def _finished(before: State | None, texts: Texts, tagged: bool, ops: list[Op] | None, seq: int) -> Written:  # noqa: FBT001
     after = State()
-    after.texts, after.tagged, after.tip = texts, tagged, seq
-    if before is not None and ops is not None:
+    after.texts, after.tagged = state.texts, tagged
+    return _finished(after, state if state.recipe.ranges else None, ops, seq)
+
+
+def _finished(after: State, before: State | None, ops: list[Op], seq: int) -> Written:
+    """The frame for a state whose texts are known: a patch on `before` where that pays, or a keyframe."""
+    if before is not None:
         if not ops:
             after.recipe, after.digest, after.tip = before.recipe, before.digest, before.tip
             return Written(None, after)
-        changed = sum(len(op.middle) for op in ops if isinstance(op, Splice))
-        if changed < 0.7 * sum(map(len, texts.values())):  # above, a patch saves nothing and a keyframe reads faster
-            frame = pack(_pack_ops(ops), patch=True, tagged=tagged)
+        body = _pack_ops(ops)
+        if len(body) < WORTH_PATCHING * sum(map(len, after.texts.values())):
+            frame = pack(body, patch=True, tagged=after.tagged)
             recipe = _extended(before.recipe, before.tip, seq, len(frame))
             if recipe is not None:
-                after.recipe, after.digest = recipe, chained(before.digest, frame)
+                after.recipe, after.digest, after.tip = recipe, chained(before.digest, frame), seq
                 return Written(frame, after)
-    frame = pack(_joined(texts), patch=False, tagged=tagged)
-    after.recipe, after.digest = Recipe(((seq, seq),), 1, len(frame), 0), chained(b"", frame)
+    frame = pack(after.document(), patch=False, tagged=after.tagged)
+    after.recipe, after.digest, after.tip = Recipe(((seq, seq),), 1, len(frame), 0), chained(b"", frame), seq
     return Written(frame, after)
 
 
@@ -247,99 +271,130 @@ def _extended(recipe: Recipe, tip: int, seq: int, weight: int) -> Recipe | None:
 
 def _compared(old: Texts, new: Texts) -> list[Op]:
     ops: list[Op] = []
-    _compare_objects([], old, new, ops)
-    return ops
-
-
-def _compare_objects(path: list[str], old: Texts, new: Texts, ops: list[Op]) -> None:
-    ops.extend(Remove([*path, key]) for key in old if key not in new)
     for key, text in new.items():
         before = old.get(key)
         if before is None:
-            ops.append(Splice([*path, key], 0, 0, bytes(text)))
+            ops.append(Splice(key, 0, 0, bytes(text)))
         elif before != text:
-            _compare_texts([*path, key], before, text, ops)
-    kept = [key for key in old if key in new]
-    kept += [key for key in new if key not in old]
-    if kept != list(new):
-        ops.append(Order(path, list(new)))
+            _compare_texts(key, before, text, ops)
+    if list(old) != list(new):
+        ops.extend(Remove(key) for key in old if key not in new)
+        kept = [key for key in old if key in new]
+        kept += [key for key in new if key not in old]
+        if kept != list(new):
+            ops.append(Order(list(new)))
+    return ops
 
 
-def _compare_texts(path: list[str], old: Text, new: Text, ops: list[Op]) -> None:
+def _compare_texts(key: str, old: Text, new: Text, ops: list[Op]) -> None:
+    if (
+        len(new) < WORTH_SPLITTING
+        and old[:WORTH_KEEPING] != new[:WORTH_KEEPING]
+        and old[-WORTH_KEEPING:] != new[-WORTH_KEEPING:]
+    ):
+        ops.append(Splice(key, 0, 0, bytes(new)))
+        return
     front, back = common_ends(old, new)
-    middle = bytes(new[front : len(new) - back])
-    if len(middle) > WORTH_SPLITTING and old[:1] == b"{" == new[:1]:
-        parts: list[Op] = []
-        _compare_objects(path, _split(old), _split(new), parts)
-        if sum(len(op.middle) + 32 for op in parts if isinstance(op, Splice)) < len(middle):
-            ops += parts
-            return
-    ops.append(Splice(path, front, back, middle))
+    if min(len(old), len(new)) - front - back > WORTH_SPLITTING:
+        parts = _parts(old, front, len(old) - back, new, front, len(new) - back)
+        # Last one first: what stands in front of it is still as it was.
+        ops.extend(Splice(key, at, len(new) - end, bytes(new[start:end])) for at, start, end in reversed(parts))
+    else:
+        ops.append(Splice(key, front, back, bytes(new[front : len(new) - back])))
+
+
+def _parts(old: Text, at: int, old_end: int, new: Text, start: int, new_end: int) -> list[tuple[int, int, int]]:
+    """What differs within these bounds, without the equal parts between: (place in old, start in new, end in new)."""
+    parts: list[tuple[int, int, int]] = []
+    while len(parts) < MAX_SPLICES - 1 and min(old_end - at, new_end - start) > WORTH_SPLITTING:
+        found = _anchored(old, at, old_end, new, start, new_end)
+        if found is None:
+            break
+        here, there = found
+        same = common_back(old, here, new, there, min(here - at, there - start))
+        parts.append((at, start, there - same))
+        same = common_front(old, here, new, there, min(old_end - here, new_end - there))
+        at, start = here + same, there + same
+    parts.append((at, start, new_end))
+    return parts
+
+
+def _anchored(old: Text, at: int, old_end: int, new: Text, start: int, new_end: int) -> tuple[int, int] | None:
+    """Where the two texts agree again: a place in old and one in new. Looks further and further away, then gives up."""
+    step = 0
+    while start + step + ANCHOR <= new_end:
+        there = start + step
+        here = old.find(new[there : there + ANCHOR], at, old_end)
+        if here >= 0:
+            return here, there
+        step = max(ANCHOR, 2 * step)
+    return None
 
 
 def common_ends(old: Text, new: Text) -> tuple[int, int]:
-    """How many bytes two texts share in front and, of the rest, behind: bisected over slices, at memcmp speed."""
+    """How many bytes two texts share in front and, of the rest, behind."""
     limit = min(len(old), len(new))
-    a, b = memoryview(old), memoryview(new)
-    front = _bisected(limit, lambda low, high: new.startswith(a[low:high], low))
-    ends, rest = len(old), limit - front
-    back = _bisected(rest, lambda low, high: old.endswith(b[len(new) - high : len(new) - low], 0, ends - low))
-    a.release()
-    b.release()
-    return front, back
+    front = common_front(old, 0, new, 0, limit)
+    return front, common_back(old, len(old), new, len(new), limit - front)
 
 
-def _bisected(limit: int, same: Any) -> int:
-    if same(0, limit):
-        return limit
+# So many bytes are compared as one integer each; longer texts are bisected down to it, at memcmp speed.
+_AT_ONCE = 256
+
+
+def common_front(old: Text, at: int, new: Text, there: int, limit: int) -> int:
+    """How many bytes from these places on are the same, up to a limit."""
     low, high = 0, limit
-    while high - low > 1:
-        middle = (low + high) // 2
-        if same(low, middle):
-            low = middle
+    if limit > _AT_ONCE:
+        with memoryview(old) as view:
+            if new.startswith(view[at : at + limit], there):
+                return limit
+            while high - low > _AT_ONCE:
+                middle = (low + high) // 2
+                if new.startswith(view[at + low : at + middle], there + low):
+                    low = middle
+                else:
+                    high = middle
+    a, b = old[at + low : at + high], new[there + low : there + high]
+    return high - ((int.from_bytes(a, "big") ^ int.from_bytes(b, "big")).bit_length() + 7) // 8
+
+
+def common_back(old: Text, at: int, new: Text, there: int, limit: int) -> int:
+    """How many bytes before these places are the same, up to a limit."""
+    low, high = 0, limit
+    if limit > _AT_ONCE:
+        with memoryview(old) as view:
+            while high - low > _AT_ONCE:
+                middle = (low + high) // 2
+                if new.endswith(view[at - middle : at - low], 0, there - low):
+                    low = middle
+                else:
+                    high = middle
+    a, b = old[at - high : at - low], new[there - high : there - low]
+    return high - ((int.from_bytes(a, "little") ^ int.from_bytes(b, "little")).bit_length() + 7) // 8
+
+
+def _patch(texts: Texts, body: bytes) -> None:
+    for op in _unpack_ops(body):
+        if isinstance(op, Splice):
+            if op.front == op.back == 0:
+                texts[op.key] = op.middle
+                continue
+            old = texts[op.key]
+            end = len(old) - op.back
+            if op.front > end:
+                raise IndexError
+            grown = old if isinstance(old, bytearray) else bytearray(old)
+            grown[op.front : end] = op.middle
+            texts[op.key] = grown
+        elif isinstance(op, Remove):
+            del texts[op.key]
         else:
-            high = middle
-    return low
-
-
-def _apply(texts: Texts, op: Op, path: list[str]) -> None:
-    if isinstance(op, Order) and not path:
-        items = [(key, texts[key]) for key in op.keys]
-        texts.clear()
-        texts.update(items)
-        return
-    key = path[0]
-    if len(path) > 1 or isinstance(op, Order):
-        inner = _split(texts[key])
-        _apply(inner, op, path[1:])
-        texts[key] = _joined(inner)
-    elif isinstance(op, Remove):
-        del texts[key]
-    elif op.front == op.back == 0:
-        texts[key] = op.middle
-    else:
-        old = texts[key]
-        if op.front + op.back > len(old):
-            raise IndexError
-        grown = old if isinstance(old, bytearray) else bytearray(old)
-        grown[op.front : len(grown) - op.back] = op.middle
-        texts[key] = grown
-
-
-def _split(text: Text) -> Texts:
-    return cast("Texts", {key: bytes(raw) for key, raw in _children(text).items()})
-
-
-def _joined(texts: Texts) -> bytes:
-    return b"{" + b",".join([_key_text(key) + b":" + text for key, text in texts.items()]) + b"}"
-
-
-def _check_keys(texts: Texts, path: str) -> None:
-    try:
-        for key in texts:
-            key.encode()
-    except UnicodeEncodeError:
-        raise InvalidInput(path, f"has the key {key!a}, which holds half of a surrogate pair") from None  # pyright: ignore[reportPossiblyUnboundVariable]
+            items = {key: texts[key] for key in op.keys}
+            if len(items) != len(texts):
+                raise IndexError
+            texts.clear()
+            texts.update(items)
 
 
 def _varints(data: bytes) -> Iterator[int]:

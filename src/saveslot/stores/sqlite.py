@@ -8,19 +8,15 @@ every writer of the file until it goes on.
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from importlib.resources import files
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import apsw
 import msgspec
 
-from saveslot.errors import Corrupt, InvalidInput, Unavailable
+from saveslot.errors import Corrupt, Unavailable
 from saveslot.log import (
     Counts,
     Entry,
@@ -40,15 +36,13 @@ from saveslot.log import (
 from saveslot.model import Kind
 from saveslot.stores.memory import clock
 from saveslot.stores.readers import Readers
-from saveslot.stores.writer import Writer, busy_waiter
+from saveslot.stores.sqlite_file import connect, prepared, snapshot, translated
+from saveslot.stores.writer import Writer
 
 T = TypeVar("T")
 
-APPLICATION_ID = 0x53_41_56_45  # "SAVE", in the file's header
 # Two readers: one may be deep in a long history while the other answers.
 READERS = 2
-# How long a read waits for a lock (only recovery after a crash takes one).
-READ_PATIENCE = 10.0
 # Other processes' appends are seen within this time; our own wake a watcher at once.
 POLL = 0.05
 
@@ -88,9 +82,8 @@ class SqliteStore:
 
     @classmethod
     async def open(cls, path: str, clock: Callable[[], int] = clock, vfs: str | None = None) -> SqliteStore:
-        """Open the file, make or migrate its tables; safe when many processes do so at once."""
         store = cls(path, clock, vfs)
-        connection = await asyncio.get_running_loop().run_in_executor(None, store._prepared)
+        connection = await asyncio.get_running_loop().run_in_executor(None, prepared, path, vfs)
         store._writer = Writer(connection, store._told)
         return store
 
@@ -100,31 +93,12 @@ class SqliteStore:
         self._news.set()
         self._news = asyncio.Event()
 
-    # Opening
-
-    def _prepared(self) -> apsw.Connection:
-        with _translated(self._path):
-            Path(self._path).parent.mkdir(parents=True, exist_ok=True)
-            connection = self._connect()
-            try:
-                _migrate(connection, self._path)
-            except BaseException:
-                connection.close()
-                raise
-            return connection
-
-    def _connect(self) -> apsw.Connection:
-        connection = apsw.Connection(self._path, vfs=self._vfs)
-        connection.set_busy_handler(busy_waiter(READ_PATIENCE))
-        connection.pragma("synchronous", "full")
-        return connection
-
     async def _read(self, work: Callable[[apsw.Connection], T]) -> T:
         def run() -> T:
-            with _translated(self._path):
+            with translated(self._path):
                 connection = getattr(self._local, "connection", None)
                 if connection is None:
-                    connection = self._local.connection = self._connect()
+                    connection = self._local.connection = connect(self._path, self._vfs)
                     connection.pragma("query_only", 1)
                     self._connections.append(connection)
                 return work(connection)
@@ -132,10 +106,10 @@ class SqliteStore:
         self._check_open()
         return await asyncio.get_running_loop().run_in_executor(self._readers, run)
 
-    async def _write(self, work: Callable[[apsw.Connection], T]) -> T:
+    async def _write(self, work: Callable[[apsw.Connection], T], *, single: bool = False) -> T:
         self._check_open()
-        with _translated(self._path):
-            return await self._writer.submit(work)
+        with translated(self._path):
+            return await self._writer.submit(work, single=single)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -144,7 +118,8 @@ class SqliteStore:
     # Writing
 
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
-        return await self._write(lambda connection: [self._land(connection, group) for group in groups])
+        single = len(groups) == 1 and len(groups[0].entries) == 1 and _plain(groups[0]) and not groups[0].only_stale
+        return await self._write(lambda connection: [self._land(connection, group) for group in groups], single=single)
 
     def _land(self, connection: apsw.Connection, group: Group) -> Verdict:
         now = self._clock()
@@ -157,9 +132,7 @@ class SqliteStore:
             return self._verdict(connection, group)
         last = group.entries[-1]
         heartbeat = now if group.heartbeat else 0
-        told = (group.state, group.body, group.labels)
-        # A plain checkpoint leaves the session's row alone: one row written, not two.
-        if heartbeat or told != (None, None, None) or any(entry.kind != Kind.CHECKPOINT for entry in group.entries):
+        if not _plain(group):
             labels = None if group.labels is None else _labels_text(group.labels)
             deleted_at = now if group.delete else None
             values = (group.key, group.state, group.body, labels, heartbeat or None, deleted_at, last.fence, last.lease)
@@ -266,7 +239,7 @@ class SqliteStore:
 
     def _head(self, connection: apsw.Connection, ref: Ref) -> Head | None:
         # A row must never be older than the entry beside it.
-        with _snapshot(connection):
+        with snapshot(connection):
             row = _row(connection, ref)
             last = None if row is None else _last(connection, row.key)
             return None if row is None or last is None else Head(row, last)
@@ -317,7 +290,7 @@ class SqliteStore:
         def work(connection: apsw.Connection) -> Counts:
             by_state = f"select state, count(*) from sessions where {where} group by state"  # noqa: S608
             by_type = f"select agent_type, count(*) from sessions where {where} group by agent_type"  # noqa: S608
-            with _snapshot(connection):
+            with snapshot(connection):
                 return Counts(
                     states=dict(connection.execute(by_state, values)),
                     agent_types=dict(connection.execute(by_type, values)),
@@ -366,102 +339,11 @@ class SqliteStore:
         await self._writer.close()
 
 
-@contextmanager
-def _snapshot(connection: apsw.Connection) -> Generator[None]:
-    """One moment of the database for all reads inside."""
-    with connection:
-        yield
-
-
 async def _either(news: asyncio.Event, seconds: float) -> None:
     try:
         await asyncio.wait_for(news.wait(), seconds)
     except TimeoutError:
         return
-
-
-class _translated:  # noqa: N801  (reads as a verb)
-    """SQLite's errors in Saveslot's words, once, for every path into the file."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
-        match exc:
-            case apsw.NotADBError():
-                raise InvalidInput("url", f"{self._path} is not a SQLite database; name another file") from exc
-            case apsw.CorruptError():
-                raise Corrupt(self._path, f"SQLite finds it damaged ({exc})") from exc
-            case apsw.FullError():
-                raise Unavailable(f"{self._path}: the disk is full; free some space and retry") from exc
-            case apsw.BusyError() | apsw.LockedError():
-                raise Unavailable(f"{self._path}: another process holds the file's write lock; retry") from exc
-            case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError() | OSError():
-                hint = "make its folder writable, or choose another file by SAVESLOT_URL"
-                raise Unavailable(f"{self._path} cannot be opened or written ({exc}); {hint}") from exc
-            case apsw.Error():
-                raise Unavailable(f"{self._path}: {exc}; nothing was acknowledged; retry") from exc
-            case _:
-                return
-
-
-def migrations() -> list[str]:
-    """The numbered scripts, oldest first."""
-    folder = files("saveslot.stores") / "sql"
-    names = sorted(file.name for file in folder.iterdir() if re.fullmatch(r"sqlite_\d+\.sql", file.name))
-    return [(folder / name).read_text() for name in names]
-
-
-def _migrate(connection: apsw.Connection, path: str) -> None:
-    scripts = migrations()
-    if _version(connection, path, len(scripts)) == len(scripts):
-        return
-    _switch_to_wal(connection)
-    # Of eight processes that open a new file one migrates and seven wait, then find nothing left to do.
-    connection.execute("begin immediate")
-    try:
-        for script in scripts[_version(connection, path, len(scripts)) :]:
-            connection.execute(script)
-        connection.pragma("application_id", APPLICATION_ID)
-        connection.pragma("user_version", len(scripts))
-        connection.execute("commit")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("rollback")
-        raise
-
-
-def _version(connection: apsw.Connection, path: str, known: int) -> int:
-    """The file's format, 0 for a new one. Another program's file is refused, and one from a newer Saveslot."""
-    with _snapshot(connection):  # between two reads another process may have migrated
-        version = connection.pragma("user_version")
-        ours = connection.pragma("application_id") == APPLICATION_ID
-        used = version or connection.execute("select count(*) from sqlite_schema").get
-    if used and not ours:
-        raise InvalidInput("url", f"{path} is another program's database; name a file of its own for Saveslot")
-    if version > known:
-        raise InvalidInput(
-            "url", f"{path} is of a newer Saveslot (format {version}, this one knows {known}); upgrade saveslot"
-        )
-    return version
-
-
-def _switch_to_wal(connection: apsw.Connection) -> None:
-    """The first process to open a file switches it; SQLite answers the others "busy" at once, so they ask again."""
-    deadline = time.monotonic() + READ_PATIENCE
-    while True:
-        try:
-            if connection.pragma("journal_mode") != "wal":
-                connection.pragma("auto_vacuum", "incremental")
-                connection.pragma("journal_mode", "wal")
-        except apsw.BusyError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-        else:
-            return
 
 
 def _values(key: bytes, entry: Entry, now: int, alive: int | None) -> tuple[Any, ...]:
@@ -498,6 +380,12 @@ def _last(connection: apsw.Connection, key: bytes) -> Entry | None:
     sql = f"select {_HEADER}, null, {_SIZE} from checkpoints where key = ? order by seq desc limit 1"  # noqa: S608
     found = connection.execute(sql, (key,)).fetchone()
     return None if found is None else _entry(found)
+
+
+def _plain(group: Group) -> bool:
+    """True for checkpoints alone, which leave the session's row as it is: one row written, not two."""
+    told = group.heartbeat or group.state or group.body is not None or group.labels is not None
+    return not told and all(entry.kind == Kind.CHECKPOINT for entry in group.entries)
 
 
 def _append_id(connection: apsw.Connection, key: bytes, seq: int) -> bytes | None:

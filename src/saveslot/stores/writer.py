@@ -16,13 +16,20 @@ import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import apsw
 
 T = TypeVar("T")
 Work = Callable[[apsw.Connection], Any]
-Job = tuple[Work, "asyncio.Future[Any]"]
+
+
+class Job(NamedTuple):
+    work: Work
+    answer: asyncio.Future[Any]
+    single: bool  # one statement, which is a transaction by itself
+
+
 Batch = list[Job]
 Result = tuple["asyncio.Future[Any]", Any, BaseException | None]
 
@@ -44,7 +51,9 @@ class Writer:
         self._queue: SimpleQueue[tuple[asyncio.AbstractEventLoop, Batch] | None] = SimpleQueue()
         self._waiting = 0  # batches handed to the thread and not yet answered
         self._baton = threading.Lock()  # who has it may use the connection
-        self._quick = True
+        self._quick = True  # the last commit was
+        self._lone = True  # the last batch was a single job
+        self._turned = True  # the loop went round since the last commit in it
         self._patience = 0.0
         self._wal_pages = 0
         self._next_checkpoint = WAL_PAGES
@@ -53,11 +62,17 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="saveslot-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[apsw.Connection], T]) -> asyncio.Future[T]:
+    def submit(self, work: Callable[[apsw.Connection], T], *, single: bool = False) -> asyncio.Future[T]:
         """Run in the next transaction. Cancelling the future abandons the answer; the work is done all the same."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
-        self._forming.append((work, answer))
+        job = Job(work, answer, single)
+        if self._lone and self._turned and not self._forming:
+            self._turned = False  # once a turn: whoever saves in a tight loop must not keep the others from running
+            loop.call_soon(self._turn)
+            if self._here([job], loop):
+                return answer
+        self._forming.append(job)
         if len(self._forming) == 1:
             loop.call_soon(self._send, loop)
         return cast("asyncio.Future[T]", answer)
@@ -76,21 +91,29 @@ class Writer:
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         batch, self._forming = self._forming, []
-        if not batch:
-            return
-        if len(batch) == 1 and self._quick and not self._waiting and self._baton.acquire(blocking=False):
-            try:
-                results = self._committed(batch, patience=0)
-            finally:
-                self._baton.release()
-            if not isinstance(results[0][2], apsw.BusyError):
-                self._answer(results)
-                if self._wal_pages >= self._next_checkpoint:
-                    self._waiting += 1
-                    self._queue.put((loop, []))
-                return
-        self._waiting += 1
-        self._queue.put((loop, batch))
+        self._lone = len(batch) == 1
+        if batch and not (self._lone and self._here(batch, loop)):
+            self._waiting += 1
+            self._queue.put((loop, batch))
+
+    def _turn(self) -> None:
+        self._turned = True
+
+    def _here(self, batch: Batch, loop: asyncio.AbstractEventLoop) -> bool:
+        """Commit a lone job in the event loop; False leaves it to the thread."""
+        if not self._quick or self._waiting or not self._baton.acquire(blocking=False):
+            return False
+        try:
+            results = self._committed(batch, patience=0)
+        finally:
+            self._baton.release()
+        if isinstance(results[0][2], apsw.BusyError):
+            return False
+        self._answer(results)
+        if self._wal_pages >= self._next_checkpoint:
+            self._waiting += 1
+            self._queue.put((loop, []))
+        return True
 
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:
@@ -131,21 +154,23 @@ class Writer:
         start = time.monotonic()
         self._patience = start + patience
         try:
-            values = self._transaction([work for work, _ in batch])
-            results: list[Result] = [(answer, value, None) for (_, answer), value in zip(batch, values, strict=True)]
+            values = self._transaction(batch)
+            results: list[Result] = [(job.answer, value, None) for job, value in zip(batch, values, strict=True)]
         except Exception as exc:  # noqa: BLE001  (each caller gets it)
             if len(batch) > 1 and not isinstance(exc, apsw.BusyError):
                 return [result for job in batch for result in self._committed([job], patience)]
-            results = [(answer, None, exc) for _, answer in batch]
+            results = [(job.answer, None, exc) for job in batch]
         self._quick = time.monotonic() - start < QUICK
         return results
 
-    def _transaction(self, works: list[Work]) -> list[Any]:
+    def _transaction(self, batch: Batch) -> list[Any]:
         connection = self._connection
+        if len(batch) == 1 and batch[0].single:
+            return [batch[0].work(connection)]
         # IMMEDIATE takes the write lock before the first read, so two processes never both see entry n as the newest.
         connection.execute("begin immediate")
         try:
-            values = [work(connection) for work in works]
+            values = [job.work(connection) for job in batch]
             connection.execute("commit")
         except BaseException:
             if connection.in_transaction:
@@ -172,16 +197,6 @@ class Writer:
             self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         except apsw.Error:
             return  # the WAL holds everything; the next checkpoint tries again
-
-
-def busy_waiter(seconds: float) -> Callable[[int], bool]:
-    """A busy handler for readers and for opening: short naps, up to so many seconds each time."""
-
-    def wait(tries: int) -> bool:
-        time.sleep(0.005)
-        return tries * 0.005 < seconds
-
-    return wait
 
 
 def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:

@@ -421,8 +421,9 @@ class SnapshotKept(SqliteStore):
         return self._writer._connection  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
-FAULTY_MEMORY: tuple[type[MemoryStore], ...] = tuple(MemoryStore.__subclasses__())
-FAULTY_SQLITE: tuple[type[SqliteStore], ...] = tuple(SqliteStore.__subclasses__())
+# Those of this file; a caller may have subclasses of its own.
+FAULTY_MEMORY = tuple(fault for fault in MemoryStore.__subclasses__() if fault.__module__ == __name__)
+FAULTY_SQLITE = tuple(fault for fault in SqliteStore.__subclasses__() if fault.__module__ == __name__)
 
 
 # A disk that fails

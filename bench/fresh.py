@@ -1,0 +1,92 @@
+"""What only a fresh process can tell: import time, a first resume, memory. Prints one JSON number or list.
+
+python -m bench.fresh resume CONTENDER FILE
+python -m bench.fresh walk FILE EVERY
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+
+def ask(*arguments: str) -> Any:
+    """Run this module in a new process; what it printed."""
+    return json.loads(_printed("-m", "bench.fresh", *arguments))
+
+
+def import_ms(name: str) -> float:
+    """In an interpreter that has imported nothing else."""
+    code = f"from time import perf_counter as now; start = now(); import {name}; print((now() - start) * 1000)"
+    return float(_printed("-c", code))
+
+
+def _printed(*arguments: str) -> bytes:
+    # An installed program has its bytecode at hand, whatever the developer's environment says.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE).stdout
+
+
+async def resume_ms(contender: str, path: str) -> float:
+    """Open, read, decode. Imports are not counted: for one contender they take longer than everything else."""
+    from bench.contenders import CONTENDERS, LANGGRAPH, OPENAI
+
+    if contender == OPENAI:
+        import agents  # noqa: F401
+    elif contender == LANGGRAPH:
+        import langgraph.checkpoint.sqlite.aio  # noqa: F401
+    else:
+        import saveslot.stores.sqlite  # noqa: F401
+    return await timed_resume(CONTENDERS[contender], path)
+
+
+async def timed_resume(opened: Any, path: str) -> float:
+    start = perf_counter()
+    async with opened(path, 0) as book:
+        await book.load(0)
+        return (perf_counter() - start) * 1000
+
+
+async def walked(path: str, every: int) -> tuple[float, float, int]:
+    """Walk through a history, looking at every n-th state: MB of growth at the peak, seconds, how many."""
+    import saveslot
+
+    async with saveslot.open(f"sqlite:///{path}") as manager:
+        await manager.count()  # the reader's connection and everything lazy are there before we weigh
+        before, start = peak_mb(), perf_counter()
+        count = 0
+        async for checkpoint in manager.walk("0"):
+            count += 1
+            if checkpoint.seq % every == 0:
+                _ = checkpoint.data
+        return peak_mb() - before, perf_counter() - start, count
+
+
+def peak_mb() -> float:
+    """The largest this process has been."""
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would tell the parent's peak, if that is larger
+        [line] = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
+        return int(line.split()[1]) / 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 * 1024)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["resume", contender, path]:
+            print(json.dumps(asyncio.run(resume_ms(contender, path))))
+        case ["walk", path, every]:
+            print(json.dumps(asyncio.run(walked(path, int(every)))))
+        case _:
+            sys.exit(__doc__)

@@ -1,0 +1,161 @@
+"""What was measured, as Markdown: the targets, then the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from statistics import median
+
+from bench.contenders import APPEND, BARE, FLOOR, OPENAI, SAVESLOT, STANDARD
+from bench.machine import core_packages
+from bench.run import Results, ratios
+from saveslot.benchmark import Series, Sizes
+
+Row = Iterable[object]
+
+
+def written(results: Results, sizes: Sizes, facts: list[tuple[str, str]], day: str, command: str, repeats: int) -> str:
+    measured = f"Measured on {day}, {times(repeats)}, everybody in turn in the same run; `{command}` does it again."
+    end = sizes.turns * sizes.turn_bytes / 1e6
+    grows = f"the state grows {sizes.turn_bytes:,} bytes a turn, to {end:.2f} MB"
+    parts = [
+        "# Speed and size",
+        f"{measured}\n{READING}",
+        table(("machine", ""), facts),
+        "## Targets",
+        table(("target", "goal", "measured", ""), targets(results, sizes)),
+        "## A. Long session",
+        f"{sizes.turns:,} checkpoints; {grows}. First and last are tenths of the session.",
+        table(LONG_HEAD, long_rows(results)),
+        "## B and C. Small checkpoints",
+        f"{sizes.small_bytes:,} bytes each. B: one session, one after another. C: {sizes.sessions} sessions at once.",
+        table(("B", "per second", "p50 ms", "p99 ms", "of the raw loop"), small_rows(results.small, FLOOR)),
+        table(("C", "per second", "p50 ms", "p99 ms", "of OpenAI's"), small_rows(results.crowd, OPENAI)),
+        "## D. Resume",
+        "The session of A: open, read, decode. Imports are not counted.",
+        table(("", "ms, fresh process", "ms, same process"), resume_rows(results)),
+        "## Walking through a history",
+        "A fresh process reads all checkpoints of a session and looks at their data.",
+        table(("checkpoints", "bytes more each", "data looked at", "peak growth", "seconds"), walk_rows(results)),
+        "## Notes",
+        NOTES,
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+READING = """\
+Figures are medians, in brackets the lowest and highest. Differences under 1.5x mean little; with a load above the
+number of cores, larger ones do not mean much either."""
+LONG_HEAD = ("", "handed over", "total s", "p50 ms first → last", "p99 ms last", "KB a checkpoint", "checkpoints/s")
+NOTES = """\
+- Everybody writes to the same disk, in a file of its own. Saveslot and the raw loop: WAL, synchronous=FULL.
+- The raw apsw loop is the floor: one row and one commit for each new message, no sessions, versions or checks.
+- OpenAI's SQLiteSession keeps a list of messages, not states. LangGraph's saver stores the whole state each time; it is
+  called directly, without a graph around it.
+- KB a checkpoint: the size of the file afterwards. The text compresses about 2x, message by message."""
+
+
+def targets(results: Results, sizes: Sizes) -> list[Row]:
+    long, crowd = results.long[SAVESLOT], results.crowd[SAVESLOT]
+    appended = results.long[APPEND]
+    early = median(one.part(50, 150).p50 for one in appended)
+    late = median(one.last.p50 for one in appended)
+    size = median(results.stored[SAVESLOT])
+    raw, peer = ratios(results.small[SAVESLOT], results.small[FLOOR]), ratios(crowd, results.crowd[OPENAI])
+    rate = median(one.per_second for one in crowd)
+    last, slow = median(one.last.p50 for one in long), median(one.last.p99 for one in long)
+    packages = len(core_packages())
+
+    def row(name: str, goal: str, value: float, shown: str, limit: float, *, least: bool = False) -> Row:
+        met = value >= limit if least else value <= limit
+        return name, goal, shown, "met" if met else "**missed**"
+
+    took, loop = median(results.imports["saveslot"]), median(results.imports["asyncio"])
+    return [
+        row("`import saveslot`, fresh process", "under 60 ms", took, f"{took:.0f} ms (asyncio alone: {loop:.0f})", 60),
+        row("packages in the core", "3", packages, f"{packages}", 3),
+        row("B: against the raw apsw loop", "at least 0.7", raw, f"{raw:.2f}", 0.7, least=True),
+        row("C: 64 sessions, durable/s", "at least 15,000", rate, f"{rate:,.0f}", 15_000, least=True),
+        row("C: against OpenAI's SQLiteSession", "at least 5x", peer, f"{peer:.1f}x", 5, least=True),
+        row("A: last p50", "at most 3 ms", last, f"{last:.2f} ms", 3),
+        row("A: last p99", "at most 15 ms", slow, f"{slow:.1f} ms", 15),
+        row("A: stored per checkpoint", "under 2.5 KB", size, f"{size / 1000:.2f} KB", 2500),
+        row(
+            f"A': `append=` p50, turn 100 → {sizes.turns:,}",
+            "flat (1.5x)",
+            late / early,
+            f"{early:.2f} → {late:.2f} ms",
+            1.5,
+        ),
+        *(
+            row(f"D: resume against {name}, {where}", "at most 1.5x", ratio, f"{ratio:.2f}x", 1.5)
+            for where, found in (("fresh process", results.resumed), ("same process", results.reopened))
+            for name in (BARE, STANDARD)
+            for ratio in (median(found[SAVESLOT]) / median(found[name]),)
+        ),
+        *(
+            row(
+                f"walk {walk.checkpoints:,} checkpoints, {walk.turn_bytes:,} bytes more each",
+                "under 100 MB",
+                walk.peak_mb,
+                f"{walk.peak_mb:.0f} MB",
+                100,
+            )
+            for walk in results.walks
+        ),
+    ]
+
+
+def long_rows(results: Results) -> Iterable[Row]:
+    handed = {SAVESLOT: "whole state", APPEND: "new message", FLOOR: "new message", OPENAI: "new message"}
+    for name, runs in results.long.items():
+        first, last = (median(value) for value in zip(*((one.first.p50, one.last.p50) for one in runs), strict=True))
+        yield (
+            name,
+            handed.get(name, "whole state"),
+            f"{median(one.seconds for one in runs):.2f}",
+            f"{first:.2f} → {last:.2f}",
+            f"{median(one.last.p99 for one in runs):.1f}",
+            f"{median(results.stored[name]) / 1000:,.1f}",
+            spread(runs, lambda one: one.per_second),
+        )
+
+
+def small_rows(found: dict[str, list[Series]], beside: str) -> Iterable[Row]:
+    for name, runs in found.items():
+        yield (
+            name,
+            spread(runs, lambda one: one.per_second),
+            f"{median(one.p50 for one in runs):.2f}",
+            f"{median(one.p99 for one in runs):.2f}",
+            f"{ratios(runs, found[beside]):.2f}x",
+        )
+
+
+def resume_rows(results: Results) -> Iterable[Row]:
+    for name, runs in results.resumed.items():
+        yield name, milliseconds(runs), milliseconds(results.reopened[name])
+
+
+def walk_rows(results: Results) -> Iterable[Row]:
+    for walk in results.walks:
+        looked = "all" if walk.looked_at == 1 else f"every {walk.looked_at}th"
+        yield f"{walk.checkpoints:,}", f"{walk.turn_bytes:,}", looked, f"{walk.peak_mb:.0f} MB", f"{walk.seconds:.1f}"
+
+
+def spread(runs: list[Series], value: Callable[[Series], float]) -> str:
+    values = [value(one) for one in runs]
+    return f"{median(values):,.0f} ({min(values):,.0f}–{max(values):,.0f})"
+
+
+def milliseconds(values: list[float]) -> str:
+    return f"{median(values):.1f} ({min(values):.1f}–{max(values):.1f})"
+
+
+def times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def table(head: Row, rows: Iterable[Row]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)

@@ -1,0 +1,202 @@
+"""The measuring itself: every shape, everybody in turn, several times. Who goes first changes each time."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import apsw
+import msgspec
+
+import saveslot
+from bench import fresh
+from bench.contenders import APPEND, BARE, CONTENDERS, FLOOR, LANGGRAPH, OPENAI, SAVESLOT, STANDARD
+from saveslot.benchmark import POOL, QUICK, Series, Sizes, at_once, long_session, message, one_by_one
+
+GROUPED = "raw apsw loop, 64 rows a commit"
+LONG = (SAVESLOT, APPEND, FLOOR, OPENAI, LANGGRAPH)
+SMALL = (SAVESLOT, FLOOR, OPENAI, LANGGRAPH)
+CROWD = (SAVESLOT, GROUPED, OPENAI, LANGGRAPH)
+RESUMED = (SAVESLOT, BARE, STANDARD, OPENAI, LANGGRAPH)
+PEERS = {OPENAI, LANGGRAPH}
+# B and C take a second, A half a minute: the short ones are run more often.
+ROUNDS = 3
+# So many of the resumes are by a fresh process; a peer's spends seconds on its imports.
+FRESH_RESUMES, PEER_RESUMES = 5, 1
+
+
+@dataclass
+class Walk:
+    checkpoints: int
+    turn_bytes: int
+    looked_at: int  # the data of every n-th checkpoint
+    peak_mb: float
+    seconds: float
+
+
+@dataclass
+class Results:
+    """Runs of each contender, in the same order: the n-th of all of them happened side by side."""
+
+    long: dict[str, list[Series]] = field(default_factory=lambda: defaultdict(list))
+    stored: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # bytes a checkpoint
+    small: dict[str, list[Series]] = field(default_factory=lambda: defaultdict(list))
+    crowd: dict[str, list[Series]] = field(default_factory=lambda: defaultdict(list))
+    resumed: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # ms, fresh process
+    reopened: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # ms, same process
+    imports: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # ms
+    walks: list[Walk] = field(default_factory=list[Walk])
+
+
+def run(folder: Path, sizes: Sizes, repeats: int, walk: int, say: Callable[[str], None]) -> Results:
+    results = Results()
+    say("imports and a first small run of everybody")
+    for name in ("saveslot", "asyncio") * 10:
+        results.imports[name].append(fresh.import_ms(name))
+    warm_up(folder)
+    for repeat in range(repeats):
+        say(f"repeat {repeat + 1} of {repeats}: small checkpoints")
+        for turn in range(ROUNDS):
+            small(folder, sizes, results, repeat + turn)
+        say(f"repeat {repeat + 1} of {repeats}: long sessions and resume")
+        long(folder, sizes, results, repeat)
+    for size, every in ((100, 1), (sizes.turn_bytes, 100)):
+        say(f"walking through {walk:,} checkpoints of {size} bytes more each")
+        results.walks.append(walked(folder, walk, size, every))
+    return results
+
+
+def warm_up(folder: Path) -> None:
+    for name in dict.fromkeys(LONG + RESUMED):
+        with database(folder) as path:
+            asyncio.run(a_long_session(name, path, QUICK))
+    # The peers' imports leave a million objects behind, and nobody's collector should have to look at them.
+    gc.collect()
+    gc.freeze()
+
+
+def small(folder: Path, sizes: Sizes, results: Results, first: int) -> None:
+    for name in rotated(SMALL, first):
+        with database(folder) as path:
+            results.small[name].append(asyncio.run(small_ones(name, path, sizes)))
+    for name in rotated(CROWD, first):
+        with database(folder) as path:
+            found = grouped(path, sizes) if name == GROUPED else asyncio.run(a_crowd(name, path, sizes))
+            results.crowd[name].append(found)
+
+
+def long(folder: Path, sizes: Sizes, results: Results, first: int) -> None:
+    with databases(folder, [*LONG, BARE, STANDARD]) as paths:
+        for name in rotated(LONG, first):
+            results.long[name].append(asyncio.run(a_long_session(name, paths[name], sizes)))
+            results.stored[name].append(stored(paths[name]) / sizes.turns)
+        for name in (BARE, STANDARD):
+            asyncio.run(one_blob(name, paths[name], sizes))
+        for turn in range(sizes.resumes):
+            for name in rotated(RESUMED, turn):
+                if turn < (PEER_RESUMES if name in PEERS else FRESH_RESUMES):
+                    results.resumed[name].append(fresh.ask("resume", name, paths[name]))
+                results.reopened[name].append(asyncio.run(fresh.timed_resume(CONTENDERS[name], paths[name])))
+
+
+async def a_long_session(name: str, path: str, sizes: Sizes) -> Series:
+    async with CONTENDERS[name](path, 1) as book:
+        return await long_session(book.save, sizes, quiet)
+
+
+async def small_ones(name: str, path: str, sizes: Sizes) -> Series:
+    async with CONTENDERS[name](path, 1) as book:
+        return await one_by_one(book.save, sizes, quiet)
+
+
+async def a_crowd(name: str, path: str, sizes: Sizes) -> Series:
+    each = sizes.each if name == SAVESLOT else max(10, sizes.each // 4)  # a peer takes as long for fewer
+    async with CONTENDERS[name](path, sizes.sessions) as book:
+        return await at_once(book.save, msgspec.structs.replace(sizes, each=each), quiet)
+
+
+async def one_blob(name: str, path: str, sizes: Sizes) -> None:
+    state = {"messages": [message(n, sizes.turn_bytes) for n in range(sizes.turns)]}
+    async with CONTENDERS[name](path, 1) as book:
+        await book.save(0, state["messages"][-1], state)
+
+
+def grouped(path: str, sizes: Sizes) -> Series:
+    """What SQLite can do when 64 callers share a commit."""
+    pool = [message(n, sizes.small_bytes) for n in range(POOL)]
+    connection = apsw.Connection(path)
+    connection.pragma("journal_mode", "wal")
+    connection.pragma("synchronous", "full")
+    connection.execute("create table rows (id integer primary key, session integer, body blob)")
+    ms: list[float] = []
+    for n in range(sizes.each):
+        start = perf_counter()
+        with connection:
+            for session in range(sizes.sessions):
+                row = (session, msgspec.json.encode(pool[(session + n) % POOL]))
+                connection.execute("insert into rows (session, body) values (?, ?)", row)
+        ms += [(perf_counter() - start) * 1000] * sizes.sessions
+    connection.close()
+    return Series(ms, sum(ms) / sizes.sessions / 1000)
+
+
+def walked(folder: Path, checkpoints: int, size: int, every: int) -> Walk:
+    async def write(path: str) -> None:
+        async with saveslot.open(f"sqlite:///{path}") as manager:
+            await manager.create_session("benchmark", session_id="0")
+            for n in range(checkpoints):
+                await manager.checkpoint("0", "turn", append={"messages": [message(n, size)]})
+
+    with database(folder) as path:
+        asyncio.run(write(path))
+        peak, seconds, _ = fresh.ask("walk", path, str(every))
+        return Walk(checkpoints, size, every, peak, seconds)
+
+
+# Files
+
+
+@contextmanager
+def databases(folder: Path, names: list[str]) -> Iterator[dict[str, str]]:
+    """One new file for each name; gone afterwards, with what SQLite put beside it."""
+    paths = {name: folder / f"{n}.db" for n, name in enumerate(names)}
+    try:
+        yield {name: str(path) for name, path in paths.items()}
+    finally:
+        for path in paths.values():
+            for file in beside(path):
+                file.unlink()
+
+
+@contextmanager
+def database(folder: Path) -> Iterator[str]:
+    with databases(folder, ["one"]) as paths:
+        yield paths["one"]
+
+
+def beside(path: Path) -> Iterator[Path]:
+    return path.parent.glob(f"{path.name}*")
+
+
+def stored(path: str) -> int:
+    return sum(file.stat().st_size for file in beside(Path(path)))
+
+
+def rotated(names: tuple[str, ...], by: int) -> tuple[str, ...]:
+    by %= len(names)
+    return names[by:] + names[:by]
+
+
+def quiet(*_: object) -> None: ...
+
+
+def ratios(mine: list[Series], theirs: list[Series]) -> float:
+    """How many times as many a second: run by run, then the median."""
+    return median(a.per_second / b.per_second for a, b in zip(mine, theirs, strict=True))

@@ -1,0 +1,382 @@
+"""The commands that look: ls, show, log, diff, stats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from saveslot import difference
+from saveslot.cli import target
+from saveslot.cli.common import COMMON, Common
+from saveslot.cli.exits import Misuse
+from saveslot.cli.options import CheckpointArg, Duration, Limit, SessionArg
+from saveslot.cli.screen import Cell, Column, Line, Screen, Span
+from saveslot.cli.state import DIM, FULL, KEY, Fold, bare, tree
+from saveslot.cli.words import age, ago, bar, flat, local, many, size
+from saveslot.errors import NotFound
+from saveslot.glance import LogLine
+from saveslot.manager import SessionManager
+from saveslot.model import AgentSession, Checkpoint, Data
+
+# What a terminal shows unless told otherwise; a pipe gets everything.
+SHOWN = 50
+PAGE = 500
+
+STATES = {"active": ("● ", "green"), "paused": ("‖ ", "yellow"), "completed": ("✓ ", "blue"), "failed": ("✗ ", "red")}
+# A UUIDv7 begins with its milliseconds: 13 characters are unique but for sessions made in the same one.
+SHORT_ID = 13
+UUID_LENGTH = 36
+
+ROLLED_BACK = "session_rolled_back"
+
+Full = Annotated[bool, Parameter(negative="", show_default=False, help="Fold nothing.")]
+
+
+async def ls(
+    *,
+    state: Annotated[Literal["active", "paused", "completed", "failed"] | None, Parameter(help="Only these.")] = None,
+    agent: Annotated[str | None, Parameter(help="Only of this agent type.")] = None,
+    user: Annotated[str | None, Parameter(help="Only of this user.")] = None,
+    label: Annotated[
+        list[str] | None, Parameter(negative="", show_default=False, help="Only with this label, as name=value.")
+    ] = None,
+    text: Annotated[str | None, Parameter(help="Only with this in id, agent type, user or a label.")] = None,
+    newer_than: Annotated[Duration, Parameter(help="Made in the last 12h, 30d, …")] = None,
+    older_than: Annotated[Duration, Parameter(help="Made before that.")] = None,
+    limit: Limit = None,
+    common: Common = COMMON,
+) -> None:
+    screen = common.screen
+    wanted: dict[str, Any] = {
+        "state": state,
+        "agent_type": agent,
+        "user_id": user,
+        "labels": _labels(label or []),
+        "text": text,
+        "created_after": _before_now(newer_than),
+        "created_before": _before_now(older_than),
+    }
+    if limit is None:
+        limit = SHOWN if screen.terminal else 0
+    async with common.sessions() as sessions:
+        found, more = await _found(sessions, wanted, limit)
+        count = await sessions.count(**wanted) if more and screen.terminal else len(found)
+    if screen.json:
+        screen.data([session.to_dict() for session in found])
+        return
+    if not found and screen.terminal:
+        screen.say(("no sessions here; `saveslot demo` shows what they are for", DIM))
+        return
+    columns, rows = listing(found, screen)
+    screen.table(columns, rows)
+    if count > len(found):
+        screen.say((f"… {count - len(found):,} more; --limit 0 shows all", DIM))
+
+
+async def _found(sessions: SessionManager, wanted: dict[str, Any], limit: int) -> tuple[list[AgentSession], bool]:
+    found: list[AgentSession] = []
+    after: str | None = None
+    while True:
+        page = await sessions.find(**wanted, limit=min(PAGE, limit - len(found)) if limit else PAGE, after=after)
+        found += page
+        after = page.next
+        if after is None or len(found) == limit:
+            return found, after is not None
+
+
+def listing(found: Sequence[AgentSession], screen: Screen) -> tuple[list[Column], list[list[Cell]]]:
+    """Sessions one line each: times as ages on a terminal, exact in a pipe."""
+    ids = short_ids([session.session_id for session in found]) if screen.terminal else {}
+    users, about = any(s.user_id for s in found), any(s.context for s in found)
+    columns = [Column("ID"), Column("STATE"), Column("AGENT")]
+    columns += [Column("USER")] * users
+    columns += [Column("ENTRIES", right=True)]
+    columns += (
+        [Column("AGE", right=True), Column("SEEN", right=True)]
+        if screen.terminal
+        else [Column("CREATED"), Column("SEEN")]
+    )
+    columns += [Column("CONTEXT", wide=True)] * about
+    rows: list[list[Cell]] = []
+    for session in found:
+        name = ids.get(session.session_id, session.session_id)
+        row: list[Cell] = [(name, "bold"), state_cell(session, screen), session.agent_type]
+        row += [session.user_id] * users
+        row += [str(entries(session)), *(when(at, screen) for at in (session.created_at, session.last_heartbeat))]
+        row += [(brief(session.context), DIM)] * about
+        rows.append(row)
+    return columns, rows
+
+
+def short_ids(ids: Sequence[str]) -> dict[str, str]:
+    """The beginnings of generated ids, long enough to tell these apart; ids that someone chose stay whole."""
+    length = SHORT_ID
+    generated = {name for name in ids if len(name) == UUID_LENGTH and name.count("-") == 4}  # noqa: PLR2004
+    while length < UUID_LENGTH and len({name[:length] for name in generated}) < len(generated):
+        length += 1
+    length += length in {14, 19, 24}  # not at a dash
+    return {name: name[:length] if name in generated else name for name in ids}
+
+
+def short(id: str, screen: Screen) -> str:
+    return short_ids([id])[id] if screen.terminal else id
+
+
+def state_cell(session: AgentSession, screen: Screen) -> Cell:
+    mark, style = STATES[session.state]
+    return (f"{mark if screen.terminal else ''}{session.state}", style)
+
+
+def when(at: datetime, screen: Screen) -> Cell:
+    return (age(at), "") if screen.terminal else (at.isoformat(timespec="milliseconds"), "")
+
+
+def entries(session: AgentSession) -> int:
+    return 0 if session.seen is None else session.seen.seq
+
+
+def brief(data: Data) -> str:
+    return flat("  ".join(f"{key}={bare(value)}" for key, value in data.items()), 80)
+
+
+def _labels(told: Sequence[str]) -> dict[str, str]:
+    pairs = [item.partition("=") for item in told]
+    for (_, equals, _), item in zip(pairs, told, strict=True):
+        if not equals:
+            raise Misuse(f"--label {item}: write it as name=value")
+    return {name: value for name, _, value in pairs}
+
+
+def _before_now(span: timedelta | None) -> datetime | None:
+    return None if span is None else datetime.now(UTC) - span
+
+
+async def show(what: CheckpointArg, /, *, full: Full = False, common: Common = COMMON) -> None:
+    screen = common.screen
+    async with common.sessions() as sessions:
+        session, ref = await target.find(sessions, what)
+        checkpoint = await _checkpoint(sessions, session, ref)
+        told: Data = {} if checkpoint is None else checkpoint.data
+        kept = {} if checkpoint is None else await sessions.get_data(session.session_id, checkpoint.seq)
+    if screen.json:
+        if ref is not None and checkpoint is not None:
+            screen.data(checkpoint.to_dict())
+        else:
+            latest = None if checkpoint is None else checkpoint.to_dict()
+            screen.data({**session.to_dict(), "checkpoints": [] if latest is None else [latest]})
+        return
+    fold = Fold() if screen.terminal and not full else FULL
+    if ref is None:
+        screen.lines(_about(session, fold, screen))
+    if checkpoint is None:
+        screen.lines([Line(), Line(body=(("no checkpoint yet", DIM),))])
+        return
+    screen.lines([Line()] * (ref is None) + [Line(body=_title(checkpoint, session, screen, kept))])
+    if told != kept:  # a lifecycle entry: what it says, then what the agent knew
+        screen.lines([*tree(told, fold), Line(), Line(body=(("what the agent knew then", DIM),))])
+    if checkpoint.metadata and checkpoint.name != ROLLED_BACK:
+        screen.lines([*tree({"metadata": checkpoint.metadata}, fold)])
+    screen.lines([*tree(kept, fold)] or [Line(body=(("{}", DIM),))])
+
+
+async def _checkpoint(sessions: SessionManager, session: AgentSession, ref: str | None) -> Checkpoint | None:
+    if ref is not None:
+        return await sessions.get_checkpoint(session.session_id, ref)
+    try:
+        return await sessions.get_checkpoint(session.session_id)
+    except NotFound:
+        return None
+
+
+def _about(session: AgentSession, fold: Fold, screen: Screen) -> Iterator[Line]:
+    mark, style = STATES[session.state]
+    who = [session.agent_type, session.user_id]
+    yield Line(
+        body=(
+            (session.session_id, "bold"),
+            ("  " + " · ".join(filter(None, who)) + "  ", ""),
+            (f"{mark if screen.terminal else ''}{session.state}", style),
+        )
+    )
+    yield Line(
+        body=(
+            (f"created {local(session.created_at)} ({ago(session.created_at)}), ", DIM),
+            (f"last sign of life {ago(session.last_heartbeat)}, {many(entries(session), 'entry')}", DIM),
+        )
+    )
+    dicts = {"context": session.context, "metadata": session.metadata, "labels": session.labels}
+    yield from tree({name: value for name, value in dicts.items() if value}, fold)
+
+
+def _title(checkpoint: Checkpoint, session: AgentSession, screen: Screen, data: Data) -> tuple[Span, ...]:
+    bytes_ = len(difference.encode(data, "data")[0])
+    told = checkpoint.metadata
+    back = f"↩ to {str(told['to']).rpartition(':')[2]} {told['name']}" if checkpoint.name == ROLLED_BACK else ""
+    return (
+        (f"{short(session.session_id, screen)}@{checkpoint.seq}", "bold"),
+        (f"  {back or checkpoint.name}", "bold green"),
+        (f"  {local(checkpoint.timestamp)} ({ago(checkpoint.timestamp)}), {size(bytes_)} of state", DIM),
+    )
+
+
+async def log(
+    what: SessionArg,
+    /,
+    *,
+    limit: Limit = None,
+    all: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Every entry, also of owners, steps and settings.")
+    ] = False,
+    common: Common = COMMON,
+) -> None:
+    screen = common.screen
+    if limit is None:
+        limit = SHOWN if screen.terminal else 0
+    async with common.sessions() as sessions:
+        session = await target.find_session(sessions, what)
+        lines = await sessions.log(session.session_id, limit=limit or None, all=all)
+    if screen.json:
+        screen.data([_told(line) for line in lines])
+        return
+    screen.table(*history(lines, screen))
+    if screen.terminal and limit and len(lines) == limit and lines[0].seq > 1:
+        screen.say((f"… {lines[0].seq - 1:,} earlier; --limit 0 shows all", DIM))
+
+
+def _told(line: LogLine) -> Data:
+    return {
+        "id": line.id,
+        "seq": line.seq,
+        "kind": line.kind,
+        "name": line.name,
+        "timestamp": line.timestamp.isoformat(),
+        "bytes": line.bytes,
+        "metadata": line.metadata,
+        "changed": line.changed,
+    }
+
+
+KINDS = {
+    "checkpoint": "",
+    "rollback": "magenta",
+    "created": "blue",
+    "paused": "yellow",
+    "resumed": "green",
+    "completed": "blue",
+    "failed": "red",
+    "recovered": "green",
+}
+
+
+def history(lines: Sequence[LogLine], screen: Screen) -> tuple[list[Column], list[list[Cell]]]:
+    columns = [
+        Column("SEQ", right=True),
+        Column("AGE", right=True) if screen.terminal else Column("TIME"),
+        Column("KIND"),
+        Column("NAME"),
+        Column("BYTES", right=True),
+        Column("CHANGED", wide=True),
+    ]
+    rows: list[list[Cell]] = []
+    for line in lines:
+        style = KINDS.get(line.kind, DIM)
+        back = f"↩ to {line.metadata.get('to', '').rpartition(':')[2]} " if line.kind == "rollback" else ""
+        told = back + (", ".join(line.changed) if line.kind in {"checkpoint", "rollback"} else _said(line))
+        name = line.name if not back else str(line.metadata.get("name", line.name))
+        stored = size(line.bytes) if screen.terminal else str(line.bytes)
+        rows.append(
+            [
+                (str(line.seq), "bold"),
+                when(line.timestamp, screen),
+                (line.kind, style),
+                (name, style),
+                (stored, DIM),
+                (flat(told, 200), "" if not back else style),
+            ]
+        )
+    return columns, rows
+
+
+def _said(line: LogLine) -> str:
+    """What a lifecycle entry says: why it failed, what came out."""
+    if line.kind not in {"completed", "failed"}:
+        return ""
+    return brief({key: value for key, value in line.metadata.items() if value not in ("", {}, None)})
+
+
+async def diff(
+    a: Annotated[str, Parameter(name="FROM", help="From here, ID@REF. An ID alone: its last two checkpoints.")],
+    b: Annotated[
+        str | None, Parameter(name="TO", help="To here, ID@REF; @REF is of the same session. Left out: the latest.")
+    ] = None,
+    /,
+    *,
+    full: Full = False,
+    common: Common = COMMON,
+) -> None:
+    from saveslot.cli.changes import changes, summary
+
+    screen = common.screen
+    async with common.sessions() as sessions:
+        first = await target.find(sessions, a)
+        if b is None:
+            start, end = (first.ref or "~1"), "latest"
+            second = first
+        elif b.startswith("@"):
+            start, end, second = (first.ref or "latest"), b[1:], first
+        else:
+            second = await target.find(sessions, b)
+            start, end = first.ref or "latest", second.ref or "latest"
+        ends = [(first, start), (second, end)]
+        marks = [await sessions.get_checkpoint(at.id, ref) for at, ref in ends]
+        before, after = [await sessions.get_data(at.id, mark.seq) for (at, _), mark in zip(ends, marks, strict=True)]
+    patch = difference.diff(before, after)
+    if screen.json:
+        screen.data(patch)
+        return
+    titles = [f"{short(at.id, screen)}@{mark.seq} {mark.name}" for (at, _), mark in zip(ends, marks, strict=True)]
+    screen.lines(
+        [
+            Line(body=(("from  ", DIM), (titles[0], "bold"), (f"  {ago(marks[0].timestamp)}", DIM))),
+            Line(body=(("to    ", DIM), (titles[1], "bold"), (f"  {ago(marks[1].timestamp)}", DIM))),
+            Line(body=((summary(patch), DIM),)),
+        ]
+    )
+    if patch:
+        fold = Fold() if screen.terminal and not full else FULL
+        colour = screen.terminal and screen.console.color_system is not None
+        screen.lines([Line(), *changes(before, patch, fold, colour=colour)])
+
+
+async def stats(*, common: Common = COMMON) -> None:
+    screen = common.screen
+    async with common.sessions() as sessions:
+        told = await sessions.stats()
+    if screen.json:
+        screen.data(told)
+        return
+    where = common.file or common.url
+    per_entry = told["stored_bytes"] / told["entries"] if told["entries"] else 0
+    rows = [
+        ("store", str(where)),
+        ("namespace", common.settings["namespace"].value),
+        ("sessions", f"{told['sessions']:,}"),
+        ("entries", f"{told['entries']:,} in the whole store"),
+        ("stored", f"{size(told['stored_bytes'])}, {size(per_entry)} an entry"),
+    ]
+    screen.lines(Line((((f"{name:<11}"), KEY),), ((value, ""),)) for name, value in rows)
+    for title, counts in (("by state", told["by_state"]), ("by agent", told["by_agent_type"])):
+        shown = {name or "(none)": count for name, count in counts.items()}
+        if any(shown.values()):
+            screen.lines([Line(), Line(body=((title, DIM),)), *_bars(shown)])
+
+
+def _bars(counts: dict[str, int]) -> Iterator[Line]:
+    most, width = max(counts.values()), max(map(len, counts))
+    digits = len(f"{most:,}")
+    for name, count in sorted(counts.items(), key=lambda item: -item[1]):
+        style = STATES.get(name, ("", "cyan"))[1]
+        yield Line(((f"{name:<{width}}  ", ""),), ((f"{count:>{digits},}  ", "bold"), (bar(count / most, 30), style)))

@@ -1,0 +1,151 @@
+"""The commands that carry sessions elsewhere: export and import."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from saveslot.cli import target
+from saveslot.cli.common import COMMON, Common
+from saveslot.cli.exits import Misuse, exit_code
+from saveslot.cli.looking import entries
+from saveslot.cli.options import SessionArg
+from saveslot.cli.screen import note, progress, write
+from saveslot.cli.words import many, size
+from saveslot.errors import AlreadyExists, InvalidInput, SaveslotError
+from saveslot.manager import SessionManager
+from saveslot.model import AgentSession
+
+# The beginning of an export, as `transfer` writes it: one line with the session.
+_HEADER = re.compile(r'\{"saveslot": \d+, "session": (\{.*\}),\n')
+
+
+async def export(
+    what: SessionArg,
+    /,
+    *,
+    output: Annotated[
+        Path | None, Parameter(name=["--output", "-o"], help="A file; it appears when it is complete.")
+    ] = None,
+    common: Common = COMMON,
+) -> None:
+    async with common.sessions() as sessions:
+        session = await target.find_session(sessions, what)
+        if output is None:
+            await _export(sessions, session, None)
+            return
+        draft = output.with_name(f".{output.name}.{os.getpid()}")
+        try:
+            await _export(sessions, session, draft)
+            draft.replace(output)
+        except OSError as exc:
+            raise InvalidInput("--output", f"{output} cannot be written ({exc.strerror})") from None
+        finally:
+            draft.unlink(missing_ok=True)
+    if common.screen.json:
+        common.screen.data({"session_id": session.session_id, "file": str(output), "bytes": output.stat().st_size})
+    else:
+        note(f"{output}: {many(entries(session), 'entry')}, {size(output.stat().st_size)}")
+
+
+async def _export(sessions: SessionManager, session: AgentSession, path: Path | None) -> None:
+    file = None if path is None else path.open("wb")
+    try:
+        with progress() as bars:
+            bar = bars.add_task("export", total=entries(session) + 2)
+            async for part in sessions.export_parts(session.session_id):
+                if file is None:
+                    write(part.encode())
+                else:
+                    file.write(part.encode())
+                bars.advance(bar)
+        if file is not None:
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        if file is not None:
+            file.close()
+
+
+async def import_(
+    *files: Annotated[str, Parameter(name="FILE", help="What `saveslot export` wrote; - is stdin.")],
+    new_id: Annotated[str | None, Parameter(name="--as", help="Store it under this id; one file only.")] = None,
+    common: Common = COMMON,
+) -> None:
+    screen = common.screen
+    if not files:
+        raise Misuse("import: name the files to import, or - for stdin")
+    if new_id is not None and len(files) > 1:
+        raise Misuse("import: --as names one session; import the files one by one")
+    # Ctrl-C stops us wherever we are, also in the middle of reading a large file; a commit is whole or not at all.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    done: list[str] = []
+    failed: SaveslotError | None = None
+    try:
+        async with common.sessions(create=True) as sessions:
+            with progress() as bars:
+                bar = bars.add_task("import", total=len(files))
+                for name in files:
+                    try:
+                        done.append(await _import(sessions, name, new_id))
+                        if not screen.json:  # told at once: what is stored is known, whatever comes next
+                            screen.say((done[-1], "bold"))
+                            sys.stdout.flush()
+                    except SaveslotError as exc:
+                        note(f"saveslot: {name}: {_reason(exc)}")
+                        failed = failed or exc
+                    bars.advance(bar)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if screen.json:
+        screen.data(done)
+    if failed is not None:
+        raise SystemExit(exit_code(failed))
+
+
+async def _import(sessions: SessionManager, name: str, new_id: str | None) -> str:
+    text = _read(name)
+    try:
+        return (await sessions.import_session(text, session_id=new_id)).session_id
+    except asyncio.CancelledError:
+        session_id = new_id or _told_id(text)
+        stored = session_id is not None and await sessions.get_session(session_id, history=0) is not None
+        note(f"interrupted: {name} {'is stored, whole' if stored else 'was not stored'}")
+        raise
+
+
+def _read(name: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return data.decode()
+    except OSError as exc:
+        raise InvalidInput("import", f"cannot be read ({exc.strerror})") from None
+    except UnicodeDecodeError:
+        raise InvalidInput("import", "is not an export of a session (it is not UTF-8 text)") from None
+
+
+def _reason(exc: SaveslotError) -> str:
+    """In the words of the command line; the file is named in front already."""
+    match exc:
+        case AlreadyExists():
+            return f"{str(exc).partition(';')[0]}; --as stores it under another id"
+        case InvalidInput(path="import"):
+            return exc.reason
+        case _:
+            return str(exc)
+
+
+def _told_id(text: str) -> str | None:
+    found = _HEADER.match(text)
+    try:
+        return None if found is None else str(msgspec.json.decode(found[1])["session_id"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return None

@@ -1,0 +1,133 @@
+"""A SQLite file: opened, brought up to date by numbered scripts, its errors in Saveslot's words."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+
+from saveslot.errors import Corrupt, InvalidInput, Unavailable
+
+APPLICATION_ID = 0x53_41_56_45  # "SAVE", in the file's header
+# How long a read waits for a lock (only recovery after a crash takes one), and opening for another process's migration.
+PATIENCE = 10.0
+
+
+def prepared(path: str, vfs: str | None) -> apsw.Connection:
+    """Open the file, make it if need be, and bring it up to date; safe when many processes do so at once."""
+    with translated(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        connection = connect(path, vfs)
+        try:
+            migrate(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def connect(path: str, vfs: str | None) -> apsw.Connection:
+    connection = apsw.Connection(path, vfs=vfs)
+    connection.set_busy_handler(_wait)
+    connection.pragma("synchronous", "full")
+    return connection
+
+
+def _wait(tries: int) -> bool:
+    time.sleep(0.005)
+    return tries * 0.005 < PATIENCE
+
+
+@contextmanager
+def snapshot(connection: apsw.Connection) -> Generator[None]:
+    """One moment of the database for all reads inside."""
+    with connection:
+        yield
+
+
+class translated:  # noqa: N801  (reads as a verb)
+    """SQLite's errors in Saveslot's words, once, for every path into the file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
+        match exc:
+            case apsw.NotADBError():
+                raise InvalidInput("url", f"{self._path} is not a SQLite database; name another file") from exc
+            case apsw.CorruptError():
+                raise Corrupt(self._path, f"SQLite finds it damaged ({exc})") from exc
+            case apsw.FullError():
+                raise Unavailable(f"{self._path}: the disk is full; free some space and retry") from exc
+            case apsw.BusyError() | apsw.LockedError():
+                raise Unavailable(f"{self._path}: another process holds the file's write lock; retry") from exc
+            case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError() | OSError():
+                hint = "make its folder writable, or choose another file by SAVESLOT_URL"
+                raise Unavailable(f"{self._path} cannot be opened or written ({exc}); {hint}") from exc
+            case apsw.Error():
+                raise Unavailable(f"{self._path}: {exc}; nothing was acknowledged; retry") from exc
+            case _:
+                return
+
+
+def migrations() -> list[str]:
+    """The numbered scripts, oldest first."""
+    folder = Path(__file__).with_name("sql")  # importlib.resources would take 9 ms of every start
+    names = sorted(file.name for file in folder.iterdir() if re.fullmatch(r"sqlite_\d+\.sql", file.name))
+    return [(folder / name).read_text() for name in names]
+
+
+def migrate(connection: apsw.Connection, path: str) -> None:
+    scripts = migrations()
+    if _version(connection, path, len(scripts)) == len(scripts):
+        return
+    _switch_to_wal(connection)
+    # Of eight processes that open a new file one migrates and seven wait, then find nothing left to do.
+    connection.execute("begin immediate")
+    try:
+        for script in scripts[_version(connection, path, len(scripts)) :]:
+            connection.execute(script)
+        connection.pragma("application_id", APPLICATION_ID)
+        connection.pragma("user_version", len(scripts))
+        connection.execute("commit")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("rollback")
+        raise
+
+
+def _version(connection: apsw.Connection, path: str, known: int) -> int:
+    """The file's format, 0 for a new one. Another program's file is refused, and one from a newer Saveslot."""
+    with snapshot(connection):  # between two reads another process may have migrated
+        version = connection.pragma("user_version")
+        ours = connection.pragma("application_id") == APPLICATION_ID
+        used = version or connection.execute("select count(*) from sqlite_schema").get
+    if used and not ours:
+        raise InvalidInput("url", f"{path} is another program's database; name a file of its own for Saveslot")
+    if version > known:
+        raise InvalidInput(
+            "url", f"{path} is of a newer Saveslot (format {version}, this one knows {known}); upgrade saveslot"
+        )
+    return version
+
+
+def _switch_to_wal(connection: apsw.Connection) -> None:
+    """The first process to open a file switches it; SQLite answers the others "busy" at once, so they ask again."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            if connection.pragma("journal_mode") != "wal":
+                connection.pragma("auto_vacuum", "incremental")
+                connection.pragma("journal_mode", "wal")
+        except apsw.BusyError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return

@@ -1,0 +1,117 @@
+"""The command among other processes: pipes, signals, start-up, the demonstration."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import saveslot
+
+from .conftest import command
+
+
+def work(*argv: str) -> float:
+    """Seconds of processor time: what the command costs, whoever else is busy here."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command(*argv), check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_start_up_is_quick(samples):
+    """--version and a small list take less than a quarter of a second; a busy machine gets a few tries."""
+    for argv in (["--version"], ["ls"]):
+        assert any(work(*argv) < 0.25 for _ in range(10)), argv
+
+
+def test_a_pipe_needs_no_rich(samples):
+    """What is not needed is not imported: rich for terminals only, a command's module when it is called."""
+    code = "import sys; from saveslot.cli import main; main(['ls']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    loaded = done.stdout.splitlines()[-1].split()
+    assert "saveslot.cli.looking" in loaded
+    assert not {"rich.console", "saveslot.cli.acting"} & set(loaded)
+
+
+def test_a_missing_extra_is_told_in_one_line():
+    """Without cyclopts or rich: what to install, and no traceback."""
+    for missing in ("cyclopts", "rich"):
+        without = f"import sys; sys.modules[{missing!r}] = None"
+        code = f"{without}; from saveslot.cli import main; sys.exit(main(['ls', '--help']))"
+        done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert done.stderr == "saveslot: the command line needs two more packages: pip install 'saveslot[cli]'\n"
+
+
+def test_a_reader_that_goes_away_is_no_error(samples):
+    """`saveslot export | head -1`: silent, and ended as a broken pipe ends."""
+    for argv in (["show", "lesson-1"], ["export", "lesson-1"], ["log", "lesson-1", "--json"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(command(*argv), check=False, stdout=writer, stderr=subprocess.PIPE, text=True)
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (141, ""), argv
+
+
+def test_a_terminal_that_speaks_no_utf8(samples):
+    """What it cannot show is escaped; nothing fails."""
+    env = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run(command("log", "lesson-1"), check=True, capture_output=True, env=env)
+    assert b"\\u21a9 to 2" in done.stdout
+
+
+def test_tail_follows_other_processes(spawn, samples):
+    """Each entry that another process appends is there within moments, one JSON object a line, none twice."""
+    tail = spawn("tail", "--json")
+    assert tail.stderr.readline().startswith("following")
+
+    async def save() -> None:
+        async with saveslot.open(samples.url) as sessions:
+            for n in range(20):
+                await sessions.checkpoint("lesson-1", f"live-{n}", {"n": n})
+                await asyncio.sleep(0.005)
+
+    time.sleep(0.3)  # it says so right before its first look
+    asyncio.run(save())
+    events = [json.loads(tail.stdout.readline()) for _ in range(20)]
+    assert [event["name"] for event in events] == [f"live-{n}" for n in range(20)]
+    assert [event["seq"] for event in events] == list(range(8, 28))
+    tail.send_signal(signal.SIGINT)
+    assert tail.wait(10) == 130
+    assert "Traceback" not in tail.stderr.read()
+
+
+def test_tail_of_one_session_begins_with_its_newest(spawn, samples):
+    """As `tail` does, then it waits."""
+    tail = spawn("tail", "lesson-1", "-n", "2")
+    lines = [tail.stdout.readline().split() for _ in range(2)]
+    assert [line[1:3] for line in lines] == [["6", "resumed"], ["7", "rollback"]]
+
+
+def test_the_demonstration_kills_and_loses_nothing(tmp_path):
+    """A process dies with -9, another reads everything acknowledged back and completes the session; under 20 s."""
+    store = ["--store", f"sqlite:///{tmp_path / 'demo.db'}"]
+    started = time.monotonic()
+    done = subprocess.run(command("demo", *store), check=True, capture_output=True, text=True)
+    assert time.monotonic() - started < 20
+    assert "kill -9" in done.stdout
+    assert "6 of 6 acknowledged turns read back" in done.stdout
+    assert "nothing lost" in done.stdout
+    listed = subprocess.run(command("ls", "--json", *store), check=True, capture_output=True, text=True)
+    [session] = json.loads(listed.stdout)
+    assert session["state"] == "completed"
+
+
+def test_the_demonstration_cleans_up_after_itself(run, tmp_path, monkeypatch):
+    """Without --store it leaves no file behind."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    told = json.loads(run("demo", "--json").out)
+    assert told["acknowledged"] == 6
+    assert told["read_back"] >= 6
+    assert not list(tmp_path.glob("saveslot-demo-*"))

@@ -1,0 +1,140 @@
+"""What a person at a terminal sees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import saveslot
+from saveslot.cli.looking import short_ids
+from saveslot.cli.words import age, bar, duration, flat, many, size, span, sparkline
+
+
+def test_a_list_on_a_terminal(terminal, samples):
+    """Ages instead of times, marks beside the states, colours."""
+    shown = terminal("ls")
+    assert shown.end() == 0
+    header, *rows = shown.seen.splitlines()
+    assert header.split() == ["ID", "STATE", "AGENT", "USER", "ENTRIES", "AGE", "SEEN", "CONTEXT"]
+    assert "● active" in rows[3]
+    assert "✗ failed" in rows[1]
+    assert "\x1b[32m" in shown.raw
+    assert all(len(row) <= 100 for row in rows)
+
+
+def test_no_color_means_no_color(terminal, samples):
+    """NO_COLOR leaves the table and takes every escape."""
+    shown = terminal("ls", NO_COLOR="1")
+    assert shown.end() == 0
+    assert "● active" in shown.seen
+    assert "\x1b[" not in shown.raw
+
+
+def test_a_narrow_terminal_keeps_one_line_a_session(terminal, samples):
+    """Cells are cut, never wrapped."""
+    shown = terminal("ls", columns=60)
+    assert shown.end() == 0
+    assert len(shown.seen.splitlines()) == 5
+    assert all(len(line) <= 60 for line in shown.seen.splitlines())
+
+
+def test_json_on_a_terminal_is_json(terminal, samples):
+    """No colours, no folds: what a program would get."""
+    shown = terminal("ls", "--json")
+    assert shown.end() == 0
+    assert len(json.loads(shown.raw)) == 4
+
+
+def test_a_long_state_is_folded_and_unfolded(terminal, samples):
+    """The fold says how much it hides; --full hides nothing."""
+    folded = terminal("show", "lesson-1@answered")
+    assert folded.end() == 0
+    assert "more characters" in folded.seen
+    assert folded.seen.count("Think of a") < 20
+    assert all(len(line) <= 100 for line in folded.seen.splitlines())
+    full = terminal("show", "lesson-1@answered", "--full", rows=200)
+    assert full.end() == 0
+    assert "more characters" not in full.seen
+    assert " ".join(full.seen.split()).count("pizza") >= 40
+
+
+def test_a_difference_is_coloured(terminal, samples):
+    """What went is red and struck, what came green and underlined, without brackets."""
+    shown = terminal("diff", "lesson-1@2", "@4")
+    assert shown.end() == 0
+    assert "\x1b[9;31mfood" in shown.raw
+    assert "\x1b[4;32mpizza" in shown.raw
+    assert "[-food-]" not in shown.seen
+    plain = terminal("diff", "lesson-1@2", "@4", NO_COLOR="1")
+    assert plain.end() == 0
+    assert "[-food-]{+pizza+}" in plain.seen
+
+
+def test_rm_asks_first(terminal, samples, run):
+    """Anything but yes keeps the session."""
+    asked = terminal("rm", "nightly")
+    asked.until("delete it? [y/N]")
+    asked.type("n\n")
+    assert asked.end() == 1
+    assert "nothing was deleted" in asked.seen
+    assert run("show", "nightly").code == 0
+    asked = terminal("rm", "nightly")
+    asked.until("delete it? [y/N]")
+    asked.type("y\n")
+    assert asked.end() == 0
+    assert run("show", "nightly").code == 5
+
+
+def test_top_is_live_until_ctrl_c(terminal, samples):
+    """It shows what others write meanwhile, and leaves the terminal as it was."""
+    view = terminal("top", "--every", "0.2")
+    view.until("lesson-10")
+
+    async def save() -> None:
+        async with saveslot.open(samples.url) as sessions:
+            made = await sessions.create_session("newcomer", session_id="late")
+            for n in range(5):
+                await sessions.checkpoint(made, "tick", {"n": n})
+
+    asyncio.run(save())
+    view.until("newcomer")
+    view.until("▁█")
+    view.type("\x03")
+    assert view.end() == 130
+    assert view.raw.endswith("\x1b[?25h\x1b[?1049l")  # the cursor is back, and so is what was on the screen
+    assert "Traceback" not in view.seen
+
+
+def test_progress_is_for_terminals_only(terminal, samples, run):
+    """A bar on stderr while the work lasts; nothing of it in a pipe."""
+    shown = terminal("doctor")
+    assert shown.end() == 0
+    assert "✓ recipes" in shown.seen
+    assert run("doctor").err == ""
+
+
+def test_generated_ids_are_as_long_as_needed():
+    """Thirteen characters, more where that is not enough to tell them apart; chosen ids stay whole."""
+    a, b = "0198c5a2-7f3e-7abc-8def-0123456789ab", "0198c5a2-7f3e-7abd-8def-0123456789ab"
+    assert short_ids([a]) == {a: "0198c5a2-7f3e"}
+    assert short_ids([a, b]) == {a: a[:18], b: b[:18]}
+    chosen = "nightly-build-of-the-whole-repository-7"
+    assert short_ids([chosen]) == {chosen: chosen}
+    assert short_ids([]) == {}
+
+
+def test_words():
+    """Ages, sizes, counts and bars as people write them."""
+    assert [span(s) for s in (-1, 0, 59, 60, 3600, 86_400 * 400)] == ["0s", "0s", "59s", "1m", "1h", "400d"]
+    assert [size(n) for n in (0, 999, 1000, 1490, 999_999)] == ["0 B", "999 B", "1 KB", "1.49 KB", "1 MB"]
+    assert [size(n) for n in (1_490_000, 5e12)] == ["1.49 MB", "5 TB"]
+    assert (many(1, "entry"), many(2000, "entry")) == ("1 entry", "2,000 entries")
+    assert duration("12h").total_seconds() == 12 * 3600
+    assert duration("0d").total_seconds() == 0
+    assert flat("a\n b\x1b" + "c" * 100, 8) == "a b\\x1bc"[:7] + "…"
+    assert bar(0.5, 4) == "██"
+    assert bar(0.001, 4) == "▏"
+    assert bar(0, 4) == ""
+    assert sparkline([0, 1, 2]) == "▁▄█"
+    assert sparkline([]) == ""
+    assert age(saveslot.AgentSession("x").created_at) == "0s"

@@ -1,0 +1,356 @@
+"""What changed is stored, and adds up again: through writes, appends, rollbacks and limits."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from saveslot import codec
+from saveslot.codec.frame import PATCH, unpack
+from saveslot.codec.state import (
+    ANCHOR,
+    MAX_FRAMES,
+    MAX_RANGES,
+    MAX_SPLICES,
+    Order,
+    Remove,
+    Splice,
+    _unpack_ops,  # pyright: ignore[reportPrivateUsage]
+    common_ends,
+)
+from saveslot.errors import Corrupt
+
+# Words long and short, equal and alike, cut inside characters when their ends are compared.
+words = st.sampled_from(["", "a", "aa", "ab", "é", "è", "😀", "😁", "\\", '"', "\0", "lorem ipsum " * 30, "x" * 300])
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(0, 3)
+    | st.sampled_from([0.0, -0.0, 1.0, 1e16])
+    | words
+    | st.binary(max_size=3)
+)
+values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=8) | st.dictionaries(words, inner, max_size=5), max_leaves=25
+)
+states = st.dictionaries(st.sampled_from(["a", "b", "c", "list", "$saveslot", ""]), values, max_size=5)
+
+
+class Log:
+    """The entries of one session as a manager would keep them: frames, recipes, digests by seq."""
+
+    def __init__(self) -> None:
+        self.frames: dict[int, bytes] = {}
+        self.heads: list[tuple[bytes, bytes, Any]] = [(b"", b"", {})]  # recipe, digest, what must come back
+        self.state = codec.State()
+
+    @property
+    def seq(self) -> int:
+        return len(self.heads)
+
+    def take(self, written: codec.Written, value: Any) -> None:
+        if written.frame is not None:
+            self.frames[self.seq] = written.frame
+        self.state = written.state
+        self.heads.append((self.state.recipe.pack(), self.state.digest, value))
+
+    def write(self, value: dict[str, Any]) -> None:
+        self.take(codec.write(self.state, value, self.seq, "data"), value)
+
+    def append(self, items: dict[str, list[Any]]) -> None:
+        value = dict(self.heads[-1][2])
+        for key, more in items.items():
+            value[key] = value.get(key, []) + more
+        self.take(codec.append(self.state, items, self.seq), value)
+
+    def other(self) -> None:
+        """An entry of another kind, with a frame on a track of its own."""
+        self.heads.append(self.heads[-1])
+
+    def read(self, seq: int) -> codec.State:
+        packed, digest, _ = self.heads[seq]
+        recipe = codec.Recipe.unpack(packed)
+        frames = [frame for at, frame in sorted(self.frames.items()) if recipe.holds(at)]
+        assert len(frames) == recipe.frames <= MAX_FRAMES
+        assert len(recipe.ranges) <= MAX_RANGES
+        assert [len(frames[0])] == [recipe.keyframe_bytes] if frames else True
+        assert sum(map(len, frames[1:])) == recipe.patch_bytes
+        state = codec.rebuild(frames, digest, "it")
+        state.recipe = recipe
+        return state
+
+    def rollback(self, seq: int) -> None:
+        """A new entry with an old recipe; the next one builds on a state read back."""
+        self.state = self.read(seq)
+        self.state.tip = self.seq
+        self.heads.append(self.heads[seq])
+
+    def resume(self) -> None:
+        """Another process goes on from the head."""
+        tip = self.state.tip
+        self.state = self.read(self.seq - 1)
+        self.state.tip = tip
+
+    def check(self) -> None:
+        for seq, (_, _, value) in enumerate(self.heads):
+            assert shown(self.read(seq).value()) == shown(value)
+
+
+def shown(value: Any) -> str:
+    return repr(value)  # tells 1, 1.0 and True apart, and shows the order of keys
+
+
+steps = st.one_of(
+    st.tuples(st.just("write"), states),
+    st.tuples(st.just("edit"), st.tuples(st.sampled_from(["a", "b", "list"]), values)),
+    st.tuples(st.just("append"), st.dictionaries(st.sampled_from(["list", "more"]), st.lists(values, max_size=3))),
+    st.tuples(st.just("rollback"), st.integers(0, 30)),
+    st.tuples(st.sampled_from(["other", "resume", "again"]), st.none()),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(steps, max_size=25), st.booleans())
+def test_every_entry_of_a_log_can_be_rebuilt(story: list[tuple[str, Any]], large: bool) -> None:  # noqa: FBT001
+    """Whatever was written, appended and rolled back, each entry gives back what it held, from its recipe alone."""
+    log = Log()
+    log.write({"ballast": random.Random(1).randbytes(3000).hex()} if large else {})  # lets patches follow one another
+    for verb, what in story:
+        value = log.heads[-1][2]
+        match verb:
+            case "write":
+                log.write(what)
+            case "edit":
+                log.write({**value, what[0]: what[1]})
+            case "append":
+                log.append({key: more for key, more in what.items() if isinstance(value.get(key, []), list)})
+            case "rollback":
+                log.rollback(what % log.seq)
+            case "again":
+                log.write(value)
+            case "other":
+                log.other()
+            case _:
+                log.resume()
+    log.check()
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_large_texts_changed_in_many_places_add_up(data: st.DataObject) -> None:
+    """Items of a long list edited, removed, repeated, mixed and added anywhere: the patch makes the new of the old."""
+    dice = random.Random(data.draw(st.integers(0, 2**32)))
+    old = [{"id": n, "text": dice.choice(["same " * 40, dice.randbytes(60).hex()])} for n in range(dice.randrange(60))]
+    new = list(old)
+    for _ in range(data.draw(st.integers(0, 25))):
+        at = dice.randrange(len(new) + 1)
+        match dice.randrange(4):
+            case 0:
+                new[at : at + 1] = [{"id": at, "text": dice.randbytes(dice.randrange(900)).hex()}]
+            case 1:
+                del new[at : at + dice.randrange(5)]
+            case 2:
+                new[at:at] = dice.sample(old, min(3, len(old)))
+            case _:
+                new[at : at + 5] = reversed(new[at : at + 5])
+    log = Log()
+    log.write({"messages": old, "ballast": dice.randbytes(30_000).hex()})
+    log.write({"messages": new, "ballast": log.heads[-1][2]["ballast"]})
+    log.check()
+
+
+@given(st.binary(max_size=2000), st.binary(max_size=2000), st.binary(max_size=600), st.binary(max_size=600))
+def test_common_ends_are_exact(front: bytes, back: bytes, old: bytes, new: bytes) -> None:
+    """The bytes said to be shared are, and the next ones are not."""
+    a, b = front + old + back, bytearray(front + new + back)
+    ahead, behind = common_ends(a, b)
+    assert a[:ahead] == b[:ahead]
+    assert a[len(a) - behind :] == b[len(b) - behind :]
+    limit = min(len(a), len(b))
+    assert ahead + behind <= limit
+    assert ahead == limit or a[ahead] != b[ahead]
+    assert ahead + behind == limit or a[-behind - 1] != b[-behind - 1]
+
+
+def ops(frame: bytes | None) -> list[Any]:
+    assert frame is not None
+    assert frame[1] & PATCH
+    return _unpack_ops(unpack(frame).body)
+
+
+def messages(count: int) -> list[dict[str, Any]]:
+    dice = random.Random(count)
+    return [{"role": "user", "content": dice.randbytes(300).hex(), "id": n} for n in range(count)]
+
+
+LISTS = messages(200)
+
+
+@pytest.mark.parametrize(
+    ("name", "after", "splices"),
+    [
+        ("one more", [*LISTS, {"role": "user", "content": "hi"}], 1),
+        ("first edited, one more", [{**LISTS[0], "content": "edited"}, *LISTS[1:], {"role": "user"}], 2),
+        ("oldest dropped, one more", [LISTS[0], *LISTS[4:], {"role": "user"}], 2),
+        ("summed up", [{"summary": "so far " * 20}, *LISTS[150:], {"role": "user"}], 2),
+        ("three edited", [{**m, "id": -1} if m["id"] in (3, 90, 180) else m for m in LISTS], 3),
+        ("two moved", [*LISTS[2:], *LISTS[:2]], 2),
+    ],
+)
+def test_only_what_changed_is_stored(name: str, after: list[Any], splices: int) -> None:
+    """Distant changes of one long list are stored each by itself, not with all that stands between them."""
+    before = codec.write(None, {"messages": LISTS, "n": 1}, 1, "data").state
+    for wrap in (lambda v: {"messages": v, "n": 1}, lambda v: {"n": 2, "graph": {"turn": len(v), "messages": v}}):
+        before = codec.write(None, wrap(LISTS), 1, "data").state
+        written = codec.write(before, wrap(after), 2, "data")
+        assert len(ops(written.frame)) <= splices + 2
+        assert written.frame is not None
+        assert len(written.frame) < (2200 if name == "two moved" else 700)
+
+
+def test_a_patch_stays_quick_to_apply() -> None:
+    """However many places of a text changed, it gets at most 16 splices."""
+    after = [{**m, "id": -1} for m in LISTS]
+    before = codec.write(
+        None, {"messages": LISTS, "ballast": random.Random(1).randbytes(200_000).hex()}, 1, "data"
+    ).state
+    changed = codec.write(before, {"messages": after, "ballast": before.value()["ballast"]}, 2, "data")
+    assert len(ops(changed.frame)) == MAX_SPLICES
+
+
+def test_changes_of_keys_are_stored_as_such() -> None:
+    """A key taken away is a removal, a changed order is an order, and neither repeats a text."""
+    before = codec.write(None, {"a": 1, "b": "x" * 900, "c": 3}, 1, "data").state
+    assert ops(codec.write(before, {"b": "x" * 900, "c": 3}, 2, "data").frame) == [Remove("a")]
+    assert ops(codec.write(before, {"c": 3, "b": "x" * 900, "a": 1}, 2, "data").frame) == [Order(["c", "b", "a"])]
+    assert ops(codec.write(before, {"a": 1, "b": "x" * 900, "c": 3, "d": 4}, 2, "data").frame) == [
+        Splice("d", 0, 0, b"4")
+    ]
+
+
+def test_a_splice_may_cut_a_character() -> None:
+    """Texts are bytes: é and è share their first byte, and come back whole."""
+    log = Log()
+    log.write({"t": "x" * ANCHOR + "é"})
+    log.write({"t": "x" * ANCHOR + "è"})
+    assert ops(log.frames[2]) == [Splice("t", ANCHOR + 2, 1, b"\xa8")]
+    log.check()
+
+
+def test_what_looks_like_a_tag_stays_what_it_is() -> None:
+    """A caller's dict that looks like ours is not mistaken when tagged values come later, written or appended."""
+    log = Log()
+    log.write({"v": {"$saveslot": ["bytes", "AAEC"]}, "$saveslot": ["bytes", "AAEC"], "list": []})
+    log.append({"list": [b"x"]})
+    log.write({**log.heads[-1][2], "n": 1})
+    log.write({"v": log.heads[-1][2]["v"], "list": [1]})
+    log.append({"list": [{"$saveslot": 2}]})
+    log.check()
+    assert shown(log.state.value()) == shown(log.heads[-1][2])
+
+
+def test_nothing_changed_stores_nothing() -> None:
+    """The same state again has no frame, and its entry the same recipe and digest."""
+    first = codec.write(None, {"a": [1, 2.0, None]}, 1, "data").state
+    for again in (codec.write(first, {"a": [1, 2.0, None]}, 2, "data"), codec.append(first, {"a": []}, 2)):
+        assert again.frame is None
+        assert (again.state.recipe, again.state.digest, again.state.tip) == (first.recipe, first.digest, 1)
+
+
+def test_write_leaves_the_state_before_as_it_is() -> None:
+    """Two writes that build on the same state do not disturb each other."""
+    before = codec.write(None, {"messages": LISTS}, 1, "data").state
+    before = codec.append(before, {"messages": [1]}, 2).state  # its text is now one that can be changed in place
+    kept = (before.document(), before.recipe, before.digest)
+    frames = [codec.write(before, {"messages": [*LISTS, 1, n]}, 3, "data").frame for n in (2, 3, 2)]
+    assert (before.document(), before.recipe, before.digest) == kept
+    assert frames[0] == frames[2] != frames[1]
+
+
+def test_a_recipe_has_at_most_256_frames() -> None:
+    """Small patches on a large state end in a keyframe before the 257th frame."""
+    log = Log()
+    log.write({"ballast": random.Random(1).randbytes(100_000).hex(), "list": []})
+    for n in range(600):
+        log.append({"list": [n]})
+    keyframes = [seq for seq, frame in log.frames.items() if not frame[1] & PATCH]
+    assert [b - a for a, b in pairwise(keyframes)] == [MAX_FRAMES, MAX_FRAMES]
+    assert log.read(MAX_FRAMES).recipe.frames == MAX_FRAMES
+    log.resume()
+    assert log.state.value()["list"] == list(range(600))
+
+
+def test_patches_never_outweigh_their_keyframe() -> None:
+    """When the patches would weigh as much as the keyframe, a new keyframe is written."""
+    log = Log()
+    log.write({"ballast": random.Random(1).randbytes(2000).hex(), "list": []})
+    for n in range(100):
+        log.append({"list": [random.Random(n).randbytes(200).hex()]})
+    for packed, _, _ in log.heads[1:]:
+        recipe = codec.Recipe.unpack(packed)
+        assert recipe.patch_bytes < recipe.keyframe_bytes
+    assert sum(1 for frame in log.frames.values() if not frame[1] & PATCH) > 1
+    log.check()
+
+
+def test_ranges_reach_over_other_entries_but_not_over_rollbacks() -> None:
+    """Going on from the newest frame prolongs the range; going on from a rollback opens one; 16 are the most."""
+    log = Log()
+    log.write({"ballast": random.Random(1).randbytes(3000).hex(), "n": 0})
+    base = log.heads[-1][2]
+    log.other()
+    log.write({**base, "n": 1})
+    assert log.state.recipe.ranges == ((1, 3),)
+    log.rollback(1)
+    log.write({**base, "n": 2})
+    assert log.state.recipe.ranges == ((1, 1), (5, 5))
+    for n in range(20):
+        log.rollback(log.seq - 1)
+        log.write({**base, "n": n})
+    log.check()
+    assert max(len(codec.Recipe.unpack(packed).ranges) for packed, _, _ in log.heads) == MAX_RANGES
+
+
+def test_a_cold_state_never_prolongs_a_range() -> None:
+    """Without knowing the newest frame, a new range is opened: the safe choice."""
+    log = Log()
+    log.write({"ballast": random.Random(1).randbytes(3000).hex(), "n": 0})
+    log.state = log.read(1)
+    assert log.state.tip == 0
+    log.write({**log.heads[-1][2], "n": 1})
+    assert log.state.recipe.ranges == ((1, 1), (2, 2))
+    log.check()
+
+
+recipes = st.lists(st.tuples(st.integers(1, 2**40), st.integers(0, 300)), min_size=1, max_size=MAX_RANGES)
+
+
+@given(recipes, st.integers(0, 2**40), st.integers(0, 2**40), st.data())
+def test_a_recipe_comes_back(gaps: list[tuple[int, int]], keyframe: int, patches: int, data: st.DataObject) -> None:
+    """Ranges of seqs of any size, frames and weights survive packing."""
+    ranges: list[tuple[int, int]] = []
+    at = 0
+    for gap, length in gaps:
+        ranges.append((at + gap, at + gap + length))
+        at = ranges[-1][1]
+    frames = data.draw(st.integers(1, min(MAX_FRAMES, sum(length + 1 for _, length in gaps))))
+    recipe = codec.Recipe(tuple(ranges), frames, keyframe, patches)
+    assert codec.Recipe.unpack(recipe.pack()) == recipe
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        "01", "01 02 03", "01 02 03 04", "01 02 03 04 05 06", "ff", "01 02 03 01 80",
+        "00 02 03 01 00", "02 02 03 01 00", "81 02 02 03 01 ff 7f", "01 02 03 00 00", "01 02 03 01 00 00 05",
+        "01 02 03 01 ff ff ff ff ff ff ff ff ff 7f", "01 02 03" + " 01 00" * 17,
+    ],
+)  # fmt: skip
+def test_a_recipe_that_cannot_be_is_corrupt(packed: str) -> None:
+    """Cut short, no frames or too many, entry 0, ranges that do not go forward, numbers beyond any seq."""
+    with pytest.raises(Corrupt):
+        codec.Recipe.unpack(bytes.fromhex(packed))

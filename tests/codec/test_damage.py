@@ -1,0 +1,329 @@
+"""Damaged bytes are `Corrupt`: never wrong data, never another error, never a full memory."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings, strategies as st
+
+from saveslot import codec
+from saveslot.codec.frame import MAX_RAW, PATCH, TAGGED, VERSION, ZSTD, chained, pack, seal, varint, zstd
+from saveslot.codec.text import TAG
+from saveslot.errors import Corrupt
+
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "and", "runs", "away", "from", "them", "all"]
+
+
+def prose(seed: int, count: int) -> str:
+    return " ".join(random.Random(seed).choices(WORDS, k=count))
+
+
+def story() -> tuple[list[bytes], bytes]:
+    """A keyframe and patches of every form: raw, zstd, tagged, with removal and order."""
+    first = {"a": prose(1, 3000), "list": [1, 2], "gone": None, "n": 1}
+    versions: list[dict[str, Any]] = [
+        {**first, "n": 2},
+        {**first, "n": 3, "b": prose(2, 30)},
+        {**first, "n": 3, "b": prose(2, 1200)},
+        {"list": [{"at": datetime(2026, 1, 2, tzinfo=UTC), "raw": b"\0", "id": UUID(int=7)}], "a": first["a"], "n": 4},
+    ]
+    written = codec.write(None, first, 1, "data")
+    frames = [written.frame]
+    for seq, value in enumerate(versions, 2):
+        written = codec.write(written.state, value, seq, "data")
+        frames.append(written.frame)
+    found = [frame for frame in frames if frame is not None]
+    assert [frame[1] for frame in found] == [ZSTD, PATCH, PATCH, PATCH | ZSTD, PATCH | TAGGED]
+    return found, written.state.digest
+
+
+FRAMES, DIGEST = story()
+# The same without compression, where damage reaches what is inside.
+BODIES = [(frame[1], codec.frame.unpack(frame)) for frame in FRAMES]
+BARE = [bytes((VERSION, flags & (PATCH | TAGGED))) + varint(len(f.body)) + f.body for flags, f in BODIES]
+
+
+def test_an_undamaged_story_is_read() -> None:
+    """The bytes that the tests below damage are good."""
+    assert codec.rebuild(FRAMES, DIGEST, "it").value()["n"] == 4
+    assert taken(BARE) == codec.rebuild(FRAMES, DIGEST, "it").value()
+
+
+def test_any_changed_byte_is_noticed() -> None:
+    """Whichever byte of whichever frame is changed, nothing is handed out."""
+    dice = random.Random(1)
+    for n, frame in enumerate(FRAMES):
+        for at in range(0, len(frame), max(1, len(frame) // 300)):
+            damaged = bytearray(frame)
+            damaged[at] ^= dice.randrange(1, 256)
+            with pytest.raises(Corrupt, match=r"^it: "):
+                codec.rebuild([*FRAMES[:n], bytes(damaged), *FRAMES[n + 1 :]], DIGEST, "it")
+
+
+OTHER = codec.write(None, {"a": "another session"}, 1, "data")
+ARRANGED: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "one missing": lambda f: f[:2] + f[3:],
+    "the last missing": lambda f: f[:-1],
+    "the keyframe missing": lambda f: f[1:],
+    "all missing": lambda _: [],
+    "one twice": lambda f: [*f[:2], f[1], *f[2:]],
+    "two swapped": lambda f: [f[0], f[2], f[1], *f[3:]],
+    "one too many": lambda f: [*f, f[-1]],
+    "a foreign keyframe": lambda f: [OTHER.frame or b"", *f[1:]],
+    "a foreign frame between": lambda f: [*f[:2], OTHER.frame or b"", *f[2:]],
+    "cut short": lambda f: [*f[:-1], f[-1][:-1]],
+    "longer": lambda f: [*f[:-1], f[-1] + b"\0"],
+    "empty": lambda f: [*f[:-1], b""],
+    "moved from one to the next": lambda f: [f[0] + f[1][:1], f[1][1:], *f[2:]],
+}
+
+
+@pytest.mark.parametrize("how", ARRANGED)
+def test_frames_in_another_arrangement_are_noticed(how: str) -> None:
+    """Each frame may be whole: together they must be the ones that were written, in their order."""
+    with pytest.raises(Corrupt):
+        codec.rebuild(ARRANGED[how](FRAMES), DIGEST, "it")
+
+
+@pytest.mark.parametrize(
+    "how", sorted(set(ARRANGED) - {"all missing", "the last missing", "one missing", "one too many"})
+)
+def test_an_arrangement_with_a_digest_to_match_is_noticed_where_it_can_be(how: str) -> None:
+    """A patch without a keyframe, a keyframe in the middle and a splice that does not fit are refused by themselves."""
+    frames = ARRANGED[how](FRAMES)
+    digest = b""
+    for frame in frames:
+        digest = chained(digest, frame)
+    try:
+        codec.rebuild(frames, digest, "it").value()
+    except Corrupt:
+        return
+    assert how in {"one twice", "two swapped", "a foreign keyframe", "a foreign frame between"}
+
+
+def taken(frames: list[bytes]) -> Any:
+    """What the frames add up to when every digest is right; `Corrupt` is the only error there may be."""
+    state = codec.State()
+    try:
+        for frame in frames:
+            state.apply(frame)
+        return state.value()
+    except Corrupt:
+        if state.digest == b"":
+            assert state.texts == {}
+        return None
+
+
+def test_damage_below_a_matching_digest_is_corrupt_or_harmless() -> None:
+    """Every byte of every frame, changed in many ways, with digests to match: a value comes back, or `Corrupt`."""
+    dice = random.Random(2)
+    for story in (FRAMES, BARE):
+        for n, frame in enumerate(story):
+            for at in [*range(min(len(frame), 120)), *dice.sample(range(len(frame)), min(len(frame), 120))]:
+                for change in (0x00, 0x7F, 0x80, 0xFF, frame[at] ^ (1 << dice.randrange(8)), dice.randrange(256)):
+                    damaged = bytearray(frame)
+                    damaged[at] = change
+                    taken([*story[:n], bytes(damaged), *story[n + 1 :]])
+
+
+small = st.integers(-3, 12)
+ops = st.lists(
+    st.tuples(
+        st.just(0), st.sampled_from(["a", "list", "n", "new"]), small | st.integers(), small, st.binary(max_size=9)
+    )
+    | st.tuples(st.just(1), st.sampled_from(["a", "n", "new"]))
+    | st.tuples(st.just(2), st.lists(st.sampled_from(["a", "list", "n", "gone", "new"]), max_size=5))
+    | st.tuples(st.integers(0, 5), st.none() | st.integers() | st.text(max_size=3), st.binary(max_size=3)),
+    max_size=5,
+)
+
+
+@settings(max_examples=400)
+@given(ops, st.booleans())
+def test_forged_patches_are_corrupt_or_give_a_value(forged: list[Any], tagged: bool) -> None:  # noqa: FBT001
+    """Splices out of bounds, unknown keys, orders that lose keys, unknown operations: no other error comes out."""
+    keyframe = pack(b'{"a":"text","list":[1,2],"n":1,"gone":null}', patch=False, tagged=False)
+    try:
+        body = msgspec.msgpack.encode(forged)
+    except OverflowError:  # MessagePack ends at 64 bits
+        return
+    taken([keyframe, pack(body, patch=True, tagged=tagged)])
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        (0, "a", 5, 5, b"x"), (0, "a", -1, 0, b"x"), (0, "a", 0, -1, b"x"), (0, "a", 1, 2**63, b"x"),
+        (0, "new", 1, 0, b"x"), (0, "a", 1, 0), (0, "a", 1.0, 0, b"x"),
+        (0, 1, 0, 0, b"x"), (0, b"\xff", 0, 0, b"x"), (1, "new"), (1,),
+        (2, ["a"]), (2, ["a", "a"]), (2, ["a", "b", "new"]), (2, []), (3, "a"), (), 0, None,
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_an_operation_that_does_not_fit_is_corrupt(forged: Any) -> None:
+    """Splices beyond their text, unknown keys, orders that lose or repeat one, unknown or incomplete operations."""
+    state = codec.State()
+    state.apply(pack(b'{"a":"text","b":1}', patch=False, tagged=False))
+    with pytest.raises(Corrupt):
+        state.apply(pack(msgspec.msgpack.encode([forged]), patch=True, tagged=False))
+
+
+@settings(max_examples=400)
+@given(st.binary(max_size=60), st.integers(0, 255), st.booleans())
+@example(b"\x91" * 60, PATCH, True)  # noqa: FBT003
+def test_random_bytes_are_corrupt_or_give_a_value(noise: bytes, flags: int, framed: bool) -> None:  # noqa: FBT001
+    """Noise as a frame, as the body of a frame, as a note and as a recipe raises `Corrupt` and nothing else."""
+    frame = bytes((VERSION, flags)) + varint(len(noise)) + noise if framed else noise
+    taken([frame])
+    taken([BARE[0], frame])
+    for read in (
+        lambda: codec.read_note(seal(frame)),
+        lambda: codec.read_note(noise),
+        lambda: codec.Recipe.unpack(noise),
+    ):
+        with suppress(Corrupt):
+            read()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"null", b"[]", b"1", b'{"a"', b'{"a":1}x', b'{"a":1,}', b"{1:2}", b'{"\xff":1}', b'{"a":"\xff"}',
+        b'{"a":nan}', b'{"a":1e999}', b'{"a":' + b"1" * 5000 + b"}", b'{"a":"\\ud800"}', b'{"a":tru}',
+        b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}", b'{"a":' + b'{"a":' * 5000, b"[" * 1_000_000,
+    ],
+    ids=lambda body: body[:12],
+)  # fmt: skip
+def test_what_is_no_state_is_corrupt(body: bytes) -> None:
+    """A keyframe that holds no JSON object, or one that we never write, is refused at the latest when read."""
+    for tagged in (False, True):
+        assert taken([pack(body, patch=False, tagged=tagged)]) is None
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        ["datetime", "yesterday"], ["datetime", 5], ["datetime", "2026-01-02", 2],
+        ["bytes", "*"], ["bytes", "A"], ["bytes", "ü"], ["uuid", "x"], ["uuid", None],
+        ["dict", []], ["dict", [["a", 1]]], ["pickle", "gASVAAA="], [], {}, None, "datetime",
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_an_unknown_tag_is_corrupt(forged: Any) -> None:
+    """No fallback: what is tagged and not known, or more than a tag, is not guessed at."""
+    for value in ({TAG: forged}, {TAG: ["uuid", str(UUID(int=1))], "more": 1}, [{TAG: forged}], {"x": {TAG: forged}}):
+        frame = pack(msgspec.json.encode({"v": value}), patch=False, tagged=True)
+        assert taken([frame]) is None
+        with pytest.raises(Corrupt):
+            codec.read_note(seal(pack(msgspec.json.encode(value), patch=False, tagged=True)))
+
+
+@pytest.mark.parametrize("claimed", [0, 100, 300_000_000 - 1, 300_000_000, 300_000_000 + 1, 2**62])
+def test_a_small_frame_cannot_fill_the_memory(claimed: int) -> None:
+    """A frame is never decompressed beyond what it claims, and none may claim more than 256 MiB."""
+    bomb = zstd.compress(bytes(300_000_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(Corrupt):
+            codec.State().apply(bytes((VERSION, ZSTD)) + varint(claimed) + bomb)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+    assert MAX_RAW < 300_000_000
+
+
+def test_a_compressed_body_is_exactly_one() -> None:
+    """Cut short, followed by more, or of another length than said: `Corrupt`."""
+    body = b'{"a":"%s"}' % (b"lorem ipsum " * 30)
+    good = zstd.compress(body)
+    unended = zstd.ZstdCompressor().compress(body, zstd.ZstdCompressor.FLUSH_BLOCK)  # all of it, but for the end
+    head = bytes((VERSION, ZSTD))
+    assert taken([head + varint(len(body)) + good]) is not None
+    for size, found in (
+        (len(body), good[:-1]),
+        (len(body), unended),
+        (len(body), good + b"\0"),
+        (len(body), good + good),
+        (len(body) - 1, good),
+        (len(body) + 1, good),
+        (len(body), b""),
+        (len(body), body),
+    ):
+        with pytest.raises(Corrupt):
+            codec.State().apply(head + varint(size) + found)
+
+
+def test_a_huge_count_in_a_patch_takes_no_memory() -> None:
+    """MessagePack may announce four billion operations in five bytes."""
+    tracemalloc.start()
+    try:
+        for body in (b"\xdd\xff\xff\xff\xff", b"\x91\x92\x02\xdd\xff\xff\xff\xff", b"\x91\x95\x00\xdb\xff\xff\xff\xff"):
+            assert taken([BARE[0], pack(body, patch=True, tagged=False)]) is None
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_patch_needs_something_to_stand_on() -> None:
+    """Even one that would make a state of nothing is refused where a keyframe must stand."""
+    patch = pack(msgspec.msgpack.encode([(0, "a", 0, 0, b"1")]), patch=True, tagged=False)
+    with pytest.raises(Corrupt, match="nothing to stand on"):
+        codec.State().apply(patch)
+    with pytest.raises(Corrupt, match="nothing to stand on"):
+        codec.rebuild([patch], chained(b"", patch), "it")
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+def test_a_text_too_deep_to_read_is_corrupt(tagged: bool) -> None:  # noqa: FBT001
+    """Also where it came by a patch or a note, which are not looked into before they are read."""
+    deep = b"[" * 5000 + b'{"$saveslot":1}' + b"]" * 5000
+    keyframe = pack(b'{"a":1}', patch=False, tagged=False)
+    patch = pack(msgspec.msgpack.encode([(0, "a", 0, 0, deep)]), patch=True, tagged=tagged)
+    with pytest.raises(Corrupt):
+        codec.rebuild([keyframe, patch], chained(chained(b"", keyframe), patch), "it").value()
+    with pytest.raises(Corrupt):
+        codec.read_note(seal(pack(deep, patch=False, tagged=tagged)))
+
+
+def test_after_damage_a_state_hands_out_nothing() -> None:
+    """A patch that fails half way leaves no state behind that could be taken for the one before."""
+    state = codec.State()
+    state.apply(pack(b'{"a":1,"b":2}', patch=False, tagged=False))
+    half = msgspec.msgpack.encode([(0, "a", 0, 0, b"5"), (1, "unknown")])
+    with pytest.raises(Corrupt):
+        state.apply(pack(half, patch=True, tagged=False))
+    assert (state.digest, state.value()) == (b"", {})
+
+
+def test_any_changed_byte_of_a_note_is_noticed() -> None:
+    """A note carries its own digest; with one to match, damage is `Corrupt` or a value, and a patch is no note."""
+    for value in ({"a": 1}, {"at": datetime(2026, 1, 2, tzinfo=UTC)}, {"text": prose(3, 200)}):
+        note = codec.note(value, "metadata")
+        for at in range(len(note)):
+            damaged = bytearray(note)
+            damaged[at] ^= 1 << at % 8
+            with pytest.raises(Corrupt):
+                codec.read_note(bytes(damaged))
+            with suppress(Corrupt):
+                codec.read_note(seal(bytes(damaged)[16:]))
+        with pytest.raises(Corrupt):
+            codec.read_note(note[:-1])
+    with pytest.raises(Corrupt):
+        codec.read_note(b"")
+    with pytest.raises(Corrupt, match="patch"):
+        codec.read_note(seal(pack(b"{}", patch=True, tagged=False)))
+
+
+@pytest.mark.parametrize("frame", ["", "01", "0100", "02 00 02 7b 7d", "01 10 02 7b 7d", "01 08 02 7b 7d", "01 00 80"])
+def test_an_unknown_format_is_corrupt(frame: str) -> None:
+    """Another version, an unknown flag or no header: refused, not guessed."""
+    with pytest.raises(Corrupt):
+        codec.State().apply(bytes.fromhex(frame))

@@ -1,0 +1,245 @@
+"""The bytes on disk: what was written once is read for ever, and FORMAT.md shows what is really written.
+
+`golden/` holds frames, notes and recipes; `golden/index.json` says what they must be read as. A change of the format is
+made on purpose, with a new version byte; then `python tests/codec/test_golden.py` adds the new files. It never changes
+one that is there.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any, cast
+from uuid import UUID
+
+import apsw
+import pytest
+
+from saveslot import codec
+from saveslot.codec.frame import SEAL, ZSTD, chained, unpack
+from saveslot.model import Kind
+
+HERE = Path(__file__).parent / "golden"
+ROOT = Path(__file__).parents[2]
+FORMAT = (ROOT / "FORMAT.md").read_text()
+
+
+def prose(seed: int, count: int) -> str:
+    return " ".join(random.Random(seed).choices(["keep", "what", "the", "agent", "knows", "and", "go", "on"], k=count))
+
+
+def frames(*values: dict[str, Any]) -> list[bytes]:
+    """One checkpoint after the other."""
+    state = codec.State()
+    found: list[bytes] = []
+    for seq, value in enumerate(values, 1):
+        frame, state = codec.write(state, value, seq, "data")
+        assert frame is not None
+        found.append(frame)
+    return found
+
+
+# As in FORMAT.md.
+FIRST: dict[str, Any] = {
+    "topic": "fractions, for a pupil of ten years who has met halves and quarters",
+    "n": 1,
+    "messages": ["What is a third of a third?", "It is a ninth."],
+    "tmp": None,
+}
+SECOND = {"n": 2, "topic": FIRST["topic"], "messages": [*FIRST["messages"], "Why?"]}
+LONG: dict[str, Any] = {"text": prose(1, 90), "log": [{"n": n, "said": prose(n, 9)} for n in range(30)], "n": 1}
+MORE = {**LONG, "more": prose(3, 2000)}
+TAGGED = {
+    "at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+    "there": datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=timezone(timedelta(hours=5, minutes=30))),
+    "naive": datetime(2026, 10, 25, 2, 30, fold=1),  # noqa: DTZ001
+    "raw": b"\0\1\2",
+    "id": UUID("0198c0de-0000-7000-8000-000000000001"),
+    "like a tag": {"$saveslot": ["bytes", "AAEC"], "x": [b""]},
+    "$saveslot": 1,
+}
+PLAIN = {
+    "": None,
+    "nul\0": "\0",
+    "emoji 😀": "é\u2028\ud7ff",
+    "numbers": [0, -1, 2**63, -(2**64), 10**40, 0.0, -0.0, 1.0, 1e16, 5e-324, 0.1, True, False],
+    "empty": [{}, [], ""],
+}
+FRAMES: dict[str, list[bytes]] = {
+    "keyframe": frames({"n": 1}),
+    "empty": frames({}),
+    "plain": frames(PLAIN),
+    "tagged": frames(TAGGED),
+    "tagged-small": frames({"raw": b"\0\1\2"}),
+    "patch": frames(FIRST, SECOND),
+    "distant": frames(LONG, {**LONG, "log": [{"n": -1}, *LONG["log"][1:], {"n": 80}]}),
+    "large": frames(MORE, {**MORE, "text": prose(4, 1000)}),
+    "tagged-later": frames(LONG, {**LONG, "n": b"\xff"}, {**LONG, "n": b"\xff" * 300}),
+}
+NOTES = {
+    "note": {"tokens": 512},
+    "note-tagged": {"at": TAGGED["at"]},
+    "note-zstd": {"said": prose(5, 60)},
+    "note-value": "a note need not be a dict",
+}
+RECIPES = {
+    "recipe-none": codec.Recipe(),
+    "recipe-one": codec.Recipe(((7, 7),), 1, 300, 0),
+    "recipe": codec.Recipe(((1, 3), (6, 9)), 6, 532_884, 4_321),
+}
+
+
+def told(value: Any) -> Any:
+    """A value in JSON, in words of its own: it must not depend on the codec that it checks."""
+    if isinstance(value, dict):
+        return {key: told(item) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [told(item) for item in cast("list[Any]", value)]
+    match value:
+        case datetime():
+            return f"datetime {value.isoformat()} fold {value.fold}"
+        case bytes():
+            return f"bytes {value.hex()}"
+        case UUID():
+            return f"uuid {value}"
+        case _:
+            return value
+
+
+def parts(name: str) -> list[str]:
+    return [f"{name}.{n}.frame" for n in range(1, len(FRAMES[name]) + 1)]
+
+
+def digest_of(found: list[bytes]) -> bytes:
+    digest = b""
+    for frame in found:
+        digest = chained(digest, frame)
+    return digest
+
+
+def stored(file: str) -> bytes:
+    return (HERE / file).read_bytes()
+
+
+def index() -> dict[str, Any]:
+    return json.loads((HERE / "index.json").read_text())
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_stored_frames_are_read(name: str) -> None:
+    """Frames of every released format give back what they held, in its order."""
+    expected = index()[name]
+    state = codec.rebuild([stored(file) for file in expected["frames"]], bytes.fromhex(expected["digest"]), name)
+    assert json.dumps(told(state.value())) == json.dumps(expected["value"])
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_stored_notes_are_read(name: str) -> None:
+    """Notes of every released format give back what they held."""
+    assert json.dumps(told(codec.read_note(stored(f"{name}.note")))) == json.dumps(index()[name]["value"])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_stored_recipes_are_read(name: str) -> None:
+    """Recipes of every released format name the same frames."""
+    found = codec.Recipe.unpack(stored(f"{name}.recipe"))
+    assert json.dumps(found._asdict()) == json.dumps(index()[name]["value"])
+    assert found == RECIPES[name]
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_frames_are_written_as_they_were(name: str) -> None:
+    """The same states give the same bytes; of compressed ones (a compressor may improve) the same flags and body."""
+    for file, frame in zip(parts(name), FRAMES[name], strict=True):
+        assert (frame[1], unpack(frame)) == (stored(file)[1], unpack(stored(file)))
+        if not frame[1] & ZSTD:
+            assert frame == stored(file)
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_notes_are_written_as_they_were(name: str) -> None:
+    """The same value gives the same sealed bytes, or when compressed the same body."""
+    note, before = codec.note(NOTES[name], "metadata"), stored(f"{name}.note")
+    assert unpack(note[SEAL:]) == unpack(before[SEAL:])
+    assert note == before or note[SEAL + 1] & ZSTD
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_are_written_as_they_were(name: str) -> None:
+    """The same recipe gives the same bytes."""
+    assert RECIPES[name].pack() == stored(f"{name}.recipe")
+
+
+def test_every_form_of_a_frame_is_among_them() -> None:
+    """Keyframes and patches, plain and tagged, as they are and by zstd."""
+    assert {frame[1] for found in FRAMES.values() for frame in found} == set(range(8))
+
+
+def shown(block: str) -> bytes:
+    """The bytes that an annotated sample shows: what stands left of the bar on each line."""
+    return bytes.fromhex("".join(line.partition("|")[0] for line in block.splitlines()))
+
+
+SAMPLES: dict[str, str] = dict(re.findall(r"^`(\S+)`[^\n]*\n\n```text\n(.*?)^```", FORMAT, re.MULTILINE | re.DOTALL))
+
+
+@pytest.mark.parametrize("file", SAMPLES)
+def test_the_samples_in_format_md_are_real(file: str) -> None:
+    """Each annotated sample is, byte for byte, a stored file."""
+    assert shown(SAMPLES[file]).hex(" ") == stored(file).hex(" ")
+
+
+def test_format_md_shows_what_matters() -> None:
+    """There is a sample of a keyframe, a patch, a note and a recipe; the digests and tagged values are real."""
+    assert set(SAMPLES) == {"keyframe.1.frame", "patch.2.frame", "note.note", "recipe.recipe"}
+    for count in (1, 2):
+        digest = digest_of([stored(file) for file in parts("patch")[:count]]).hex()
+        assert f"`{digest[:16]}…`" in FORMAT
+    for key, value in TAGGED.items():
+        if key != "$saveslot":
+            assert f"`{codec.encode(value, key)[0].decode()}`" in FORMAT
+
+
+def test_format_md_names_every_column_and_kind() -> None:
+    """Its tables list the columns of the SQLite tables, in their order, and the numbers of kinds of entries."""
+    database = apsw.Connection(":memory:")
+    for script in sorted((ROOT / "src/saveslot/stores/sql").glob("sqlite_*.sql")):
+        database.execute(script.read_text())
+    for table in ("checkpoints", "sessions"):
+        columns = [row[0] for row in database.execute("select name from pragma_table_info(?)", (table,))]
+        section = FORMAT.partition(f"### `{table}`")[2].partition("\n#")[0]
+        assert re.findall(r"^\| `(\w+)`", section, re.MULTILINE) == columns
+    for kind in Kind:
+        assert f"{kind.value} {kind.name.lower()}" in FORMAT
+
+
+def add(file: str, content: bytes) -> None:
+    if not (HERE / file).exists():
+        (HERE / file).write_bytes(content)
+
+
+def main() -> None:
+    """Write what is not there yet."""
+    HERE.mkdir(exist_ok=True)
+    known = index() if (HERE / "index.json").exists() else {}
+    for name, found in FRAMES.items():
+        for file, frame in zip(parts(name), found, strict=True):
+            add(file, frame)
+        read = [stored(file) for file in parts(name)]
+        digest = digest_of(read)
+        value = told(codec.rebuild(read, digest, name).value())
+        known.setdefault(name, {"frames": parts(name), "digest": digest.hex(), "value": value})
+    for name, value in NOTES.items():
+        add(f"{name}.note", codec.note(value, "metadata"))
+        known.setdefault(name, {"value": told(value)})
+    for name, recipe in RECIPES.items():
+        add(f"{name}.recipe", recipe.pack())
+        known.setdefault(name, {"value": recipe._asdict()})
+    (HERE / "index.json").write_text(json.dumps(known, indent=1, ensure_ascii=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()
