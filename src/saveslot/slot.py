@@ -254,11 +254,10 @@ def rebuilt(session_id: str, entry: Entry, frames: list[Entry]) -> codec.State:
     """The state that an entry's frames add up to."""
     where = f"checkpoint {session_id}:{entry.seq}"
     try:
-        state = codec.rebuild([e.frame for e in frames if e.frame is not None], entry.digest, where)
+        recipe = codec.Recipe.unpack(entry.recipe)
+        return codec.rebuild([e.frame for e in frames if e.frame is not None], entry.digest, where, recipe)
     except Corrupt as exc:
         raise Corrupt(where, exc.reason) from exc
-    state.recipe = codec.Recipe.unpack(entry.recipe)
-    return state
 
 
 def refusal(session_id: str, verdict: Verdict, seen: int) -> SaveslotError:

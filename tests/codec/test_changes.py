@@ -13,8 +13,9 @@ from saveslot import codec
 from saveslot.codec.frame import PATCH, unpack
 from saveslot.codec.state import (
     ANCHOR,
-    MAX_FRAMES,
+    MAX_BASE,
     MAX_RANGES,
+    MAX_SHORT,
     MAX_SPLICES,
     Order,
     Remove,
@@ -75,13 +76,12 @@ class Log:
         packed, digest, _ = self.heads[seq]
         recipe = codec.Recipe.unpack(packed)
         frames = [frame for at, frame in sorted(self.frames.items()) if recipe.holds(at)]
-        assert len(frames) == recipe.frames <= MAX_FRAMES
-        assert len(recipe.ranges) <= MAX_RANGES
+        assert len(frames) == recipe.frames
+        assert (recipe.base <= MAX_BASE, recipe.short <= MAX_SHORT, len(recipe.ranges) <= MAX_RANGES) == (True,) * 3
         assert [len(frames[0])] == [recipe.keyframe_bytes] if frames else True
-        assert sum(map(len, frames[1:])) == recipe.patch_bytes
-        state = codec.rebuild(frames, digest, "it")
-        state.recipe = recipe
-        return state
+        assert sum(map(len, frames[1 : recipe.base])) == recipe.long_bytes
+        assert sum(map(len, frames[recipe.base :])) == recipe.short_bytes
+        return codec.rebuild(frames, digest, "it", recipe)
 
     def rollback(self, seq: int) -> None:
         """A new entry with an old recipe; the next one builds on a state read back."""
@@ -271,17 +271,47 @@ def test_write_leaves_the_state_before_as_it_is() -> None:
     assert frames[0] == frames[2] != frames[1]
 
 
-def test_a_recipe_has_at_most_256_frames() -> None:
-    """Small patches on a large state end in a keyframe before the 257th frame."""
+def test_few_frames_rebuild_any_state() -> None:
+    """A long patch takes the place of 32 short ones; after 24 frames that stay, a keyframe starts anew."""
     log = Log()
     log.write({"ballast": random.Random(1).randbytes(100_000).hex(), "list": []})
-    for n in range(600):
+    for n in range(1700):
         log.append({"list": [n]})
     keyframes = [seq for seq, frame in log.frames.items() if not frame[1] & PATCH]
-    assert [b - a for a, b in pairwise(keyframes)] == [MAX_FRAMES, MAX_FRAMES]
-    assert log.read(MAX_FRAMES).recipe.frames == MAX_FRAMES
+    span = MAX_BASE * (MAX_SHORT + 1)
+    assert [b - a for a, b in pairwise(keyframes)] == [span, span]
+    assert log.read(span).recipe.frames == MAX_BASE + MAX_SHORT
     log.resume()
-    assert log.state.value()["list"] == list(range(600))
+    assert log.state.value()["list"] == list(range(1700))
+
+
+def test_long_patches_follow_every_kind_of_change() -> None:
+    """Keys that come, go, come back and change their places between two long patches are right in all of them."""
+    choice = random.Random(5)
+    ballast = {f"k{n}": choice.randbytes(300).hex() for n in range(20)}
+    value: dict[str, Any] = dict(ballast)
+    log = Log()
+    for n in range(400):
+        key = choice.choice(list(ballast))
+        match choice.randrange(5):
+            case 0:
+                value.pop(key, None)
+            case 1:
+                value = {key: value.get(key, "back"), **{k: v for k, v in value.items() if k != key}}
+            case 2:
+                value[key] = f"{value.get(key, '')[:200]}{n}{ballast[key][-200:]}"
+            case 3:
+                value[f"new{n % 7}"] = [n]
+            case _:
+                value["list"] = [*value.get("list", []), n]
+        log.write(dict(value))
+        if n % 37 == 0:
+            log.resume()
+        if n % 71 == 70:
+            log.rollback(choice.randrange(1, log.seq))
+            value = dict(log.heads[-1][2])
+    log.check()
+    assert any(codec.Recipe.unpack(packed).base > 2 for packed, _, _ in log.heads)
 
 
 def test_patches_never_outweigh_their_keyframe() -> None:
@@ -292,23 +322,25 @@ def test_patches_never_outweigh_their_keyframe() -> None:
         log.append({"list": [random.Random(n).randbytes(200).hex()]})
     for packed, _, _ in log.heads[1:]:
         recipe = codec.Recipe.unpack(packed)
-        assert recipe.patch_bytes < recipe.keyframe_bytes
+        assert recipe.long_bytes + recipe.short_bytes < recipe.keyframe_bytes
     assert sum(1 for frame in log.frames.values() if not frame[1] & PATCH) > 1
     log.check()
 
 
 def test_ranges_reach_over_other_entries_but_not_over_rollbacks() -> None:
-    """Going on from the newest frame prolongs the range; going on from a rollback opens one; 16 are the most."""
+    """Going on from the newest frame prolongs the range; going on from a rollback opens one; there is a most."""
     log = Log()
     log.write({"ballast": random.Random(1).randbytes(3000).hex(), "n": 0})
     base = log.heads[-1][2]
     log.other()
     log.write({**base, "n": 1})
-    assert log.state.recipe.ranges == ((1, 3),)
+    log.other()
+    log.write({**base, "n": 7})
+    assert log.state.recipe.ranges == ((1, 1), (3, 5))
     log.rollback(1)
     log.write({**base, "n": 2})
-    assert log.state.recipe.ranges == ((1, 1), (5, 5))
-    for n in range(20):
+    assert log.state.recipe.ranges == ((1, 1), (7, 7))
+    for n in range(40):
         log.rollback(log.seq - 1)
         log.write({**base, "n": n})
     log.check()
@@ -326,28 +358,34 @@ def test_a_cold_state_never_prolongs_a_range() -> None:
     log.check()
 
 
-recipes = st.lists(st.tuples(st.integers(1, 2**40), st.integers(0, 300)), min_size=1, max_size=MAX_RANGES)
+gaps = st.integers(1, 2**40)
+weights = st.integers(0, 2**40)
 
 
-@given(recipes, st.integers(0, 2**40), st.integers(0, 2**40), st.data())
-def test_a_recipe_comes_back(gaps: list[tuple[int, int]], keyframe: int, patches: int, data: st.DataObject) -> None:
+@given(
+    st.lists(gaps, min_size=1, max_size=MAX_BASE),
+    st.lists(st.tuples(gaps, st.integers(0, 3)), max_size=MAX_RANGES - MAX_BASE),
+    st.tuples(weights, weights, weights),
+)
+def test_a_recipe_comes_back(base: list[int], short: list[tuple[int, int]], told: tuple[int, int, int]) -> None:
     """Ranges of seqs of any size, frames and weights survive packing."""
     ranges: list[tuple[int, int]] = []
     at = 0
-    for gap, length in gaps:
+    for gap, length in [*((gap, 0) for gap in base), *short]:
         ranges.append((at + gap, at + gap + length))
         at = ranges[-1][1]
-    frames = data.draw(st.integers(1, min(MAX_FRAMES, sum(length + 1 for _, length in gaps))))
-    recipe = codec.Recipe(tuple(ranges), frames, keyframe, patches)
+    recipe = codec.Recipe(tuple(ranges), len(base), sum(length + 1 for _, length in short), *told)
     assert codec.Recipe.unpack(recipe.pack()) == recipe
 
 
 @pytest.mark.parametrize(
     "packed",
     [
-        "01", "01 02 03", "01 02 03 04", "01 02 03 04 05 06", "ff", "01 02 03 01 80",
-        "00 02 03 01 00", "02 02 03 01 00", "81 02 02 03 01 ff 7f", "01 02 03 00 00", "01 02 03 01 00 00 05",
-        "01 02 03 01 ff ff ff ff ff ff ff ff ff 7f", "01 02 03" + " 01 00" * 17,
+        "01", "01 00 05 00 00", "01 00 05 00 00 01", "01 00 05 00 00 01 00 01", "ff", "01 00 05 00 00 01 80",
+        "00 00 05 00 00 01 00", "02 00 05 00 00 01 00", "01 00 05 00 00 01 01", "01 01 05 00 00 01 00",
+        "01 00 05 00 00 01 00 01 00", "01 21 05 00 00 01 00 01 7f", "01 03 05 00 00 01 00 01 01",
+        "01 00 05 00 00 00 00", "01 01 05 00 00 01 00 00 05", "01 00 05 00 00 ff ff ff ff ff ff ff ff ff 7f 00",
+        "19 00 05 00 00" + " 01 00" * 25, "01 20 05 00 00" + " 01 00" * 33,
     ],
 )  # fmt: skip
 def test_a_recipe_that_cannot_be_is_corrupt(packed: str) -> None:

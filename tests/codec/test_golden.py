@@ -87,8 +87,8 @@ NOTES = {
 }
 RECIPES = {
     "recipe-none": codec.Recipe(),
-    "recipe-one": codec.Recipe(((7, 7),), 1, 300, 0),
-    "recipe": codec.Recipe(((1, 3), (6, 9)), 6, 532_884, 4_321),
+    "recipe-one": codec.Recipe(((7, 7),), 1, 0, 300),
+    "recipe": codec.Recipe(((1, 1), (34, 34), (35, 37), (40, 43)), 2, 6, 532_884, 17_210, 4_321),
 }
 
 

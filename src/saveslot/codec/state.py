@@ -7,8 +7,13 @@ distant places of one large text changed, each gets a splice of its own.
     {"messages": [A, B], "n": 2}  ->  {"messages": [A, B, C], "n": 3}
     splice "messages": keep 4 in front, 1 behind, ",C" between        splice "n": keep nothing, "3"
 
-Frames follow one another: a keyframe (the whole state as one JSON text), then patches. The *recipe* of an entry names
-the frames that rebuild it, so that going back is a new entry with an old recipe.
+Frames follow one another: a keyframe (the whole state as one JSON text), then patches. After every 32 short patches, of
+one change each, comes a long one of all that changed since the keyframe or the long patch before: it takes the place of
+the short ones, so that few frames rebuild any state.
+
+    K s s s … s L s s … s L s s s        the last state is rebuilt from  K  L  L  s s s
+
+The *recipe* of an entry names the frames that rebuild it, so that going back is a new entry with an old recipe.
 """
 
 from __future__ import annotations
@@ -18,17 +23,19 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
 
-from saveslot.codec.frame import MAX_RAW, chained, pack, read_varint, unpack, varint
+from saveslot.codec.frame import MAX_RAW, PATCH, chained, pack, read_varint, unpack, varint
 from saveslot.codec.text import MAX_STATE, checked_key, decode, encode, encode_keys, place, size_of
 from saveslot.errors import Corrupt, InvalidInput, TooLarge
 
 Text = bytes | bytearray
 Texts = dict[str, Text]
 
-# A resume reads at most this many frames. 16 would cost 18 KB a checkpoint at 1,000 turns, 256 about 2 KB (make bench).
-MAX_FRAMES = 256
-# Each rollback starts a new range.
-MAX_RANGES = 16
+# Short patches behind the last long one. Each takes 20 us of a resume; twice as many would save 0.2 KB a checkpoint.
+MAX_SHORT = 32
+# Keyframe and long patches; more of them would only help states that hardly change (a recipe names each by two bytes).
+MAX_BASE = 24
+# Each rollback starts a new range of short patches.
+MAX_RANGES = 32
 # No limit for states goes beyond: with its keys escaped the whole must still fit into a frame.
 MAX_WHOLE = MAX_RAW // 2
 # A patch that is longer than this part of its state saves little, and a keyframe reads faster.
@@ -76,14 +83,20 @@ class Recipe(NamedTuple):
     """Which frames rebuild a state: those of its track within these ranges of seqs, keyframe first."""
 
     ranges: tuple[tuple[int, int], ...] = ()
-    frames: int = 0
+    base: int = 0  # so many ranges, of one entry each, are the keyframe and the long patches
+    short: int = 0  # so many short patches are in the others
     keyframe_bytes: int = 0
-    patch_bytes: int = 0
+    long_bytes: int = 0
+    short_bytes: int = 0
+
+    @property
+    def frames(self) -> int:
+        return self.base + self.short
 
     def pack(self) -> bytes:
         if not self.ranges:
             return b""
-        parts = [varint(self.frames), varint(self.keyframe_bytes), varint(self.patch_bytes)]
+        parts = [varint(number) for number in self[1:]]
         at = 0
         for first, last in self.ranges:
             parts += (varint(first - at), varint(last - first))
@@ -95,19 +108,23 @@ class Recipe(NamedTuple):
         if not data:
             return cls()
         numbers = list(_varints(data))
-        if len(numbers) < 5 or len(numbers) % 2 == 0:  # noqa: PLR2004
+        if len(numbers) < 7 or len(numbers) % 2 == 0:  # noqa: PLR2004
             raise Corrupt("a recipe", "is cut short")
         ranges: list[tuple[int, int]] = []
         at = 0
-        for gap, length in zip(numbers[3::2], numbers[4::2], strict=True):
+        for gap, length in zip(numbers[5::2], numbers[6::2], strict=True):
             ranges.append((at + gap, at + gap + length))
             at += gap + length
-        entries = sum(last - first + 1 for first, last in ranges)
-        if 0 in numbers[3::2] or at >= 1 << 63 or len(ranges) > MAX_RANGES:
+        if 0 in numbers[5::2] or at >= 1 << 63 or len(ranges) > MAX_RANGES:
             raise Corrupt("a recipe", "names entries that cannot be")
-        if not 0 < numbers[0] <= min(entries, MAX_FRAMES):
+        base, short = numbers[:2]
+        room = sum(last - first + 1 for first, last in ranges[base:])
+        single = all(first == last for first, last in ranges[:base])
+        if not (
+            0 < base <= min(len(ranges), MAX_BASE) and single and len(ranges) - base <= short <= min(room, MAX_SHORT)
+        ):
             raise Corrupt("a recipe", "names more frames than there can be, or none")
-        return cls(tuple(ranges), *numbers[:3])
+        return cls(tuple(ranges), *numbers[:5])
 
     def holds(self, seq: int) -> bool:
         return any(first <= seq <= last for first, last in self.ranges)
@@ -116,7 +133,7 @@ class Recipe(NamedTuple):
 class State:
     """A state as texts, with what rebuilds it. Its texts belong to it alone: `append` changes them in place."""
 
-    __slots__ = ("digest", "recipe", "tagged", "texts", "tip")
+    __slots__ = ("_base_digest", "_base_keys", "_kept", "digest", "recipe", "tagged", "texts", "tip")
 
     def __init__(self) -> None:
         self.texts: Texts = {}
@@ -124,6 +141,11 @@ class State:
         self.recipe = Recipe()
         self.digest = b""
         self.tip = 0  # the newest entry that may hold a frame; a range may only be prolonged from there
+        # What the next long patch stands on: the keyframe or long patch before. Of its texts only this is remembered,
+        # how many bytes in front and behind are still the same, for each one that changed.
+        self._base_digest = b""
+        self._base_keys: list[str] = []
+        self._kept: dict[str, tuple[int, int]] = {}
 
     @property
     def weight(self) -> int:
@@ -139,24 +161,56 @@ class State:
     def apply(self, frame: bytes) -> None:
         """Take the next frame: a keyframe starts anew, a patch goes on. After `Corrupt` the state is empty."""
         before, self.digest = self.digest, b""
-        self.digest = chained(before if self._take(frame, first=not before) else b"", frame)
+        self.take(frame, first=not before)
+        self.digest = chained(before if frame[1] & PATCH else b"", frame)
 
-    def _take(self, frame: bytes, *, first: bool) -> bool:
-        """The texts that this frame makes of them; True when it is a patch."""
+    def take(self, frame: bytes, *, first: bool) -> list[Op]:
+        """The texts that this frame makes of them, and how; the digest is the caller's business."""
         texts, self.texts = self.texts, {}
         patch, tagged, body = unpack(frame)
         if patch and first:
             raise Corrupt("a frame", "is a patch with nothing to stand on")
+        ops: list[Op] = []
         try:
             if patch:
-                _patch(texts, body)
+                ops = _patch(texts, body)
                 tagged = tagged or self.tagged
             else:
                 texts = cast("Texts", {key: bytes(raw) for key, raw in _split(body).items()})
         except (ValueError, KeyError, IndexError, RecursionError) as exc:
             raise Corrupt("a frame", "does not fit the state before it") from exc
         self.texts, self.tagged = texts, tagged
-        return patch
+        return ops
+
+    def stand(self, digest: bytes) -> None:
+        """Be what the next long patch stands on."""
+        self._base_digest, self._base_keys, self._kept = digest, list(self.texts), {}
+
+    def follow(self, before: State) -> None:
+        """Stand on what `before` stands on."""
+        self._base_digest, self._base_keys, self._kept = before._base_digest, before._base_keys, before._kept.copy()
+
+    def note(self, ops: Sequence[Op]) -> None:
+        """Remember what these changes left of the texts that the next long patch stands on."""
+        for op in ops:
+            if isinstance(op, Order):
+                continue
+            front, back = (0, 0) if isinstance(op, Remove) else (op.front, op.back)
+            kept = self._kept.get(op.key)
+            self._kept[op.key] = (front, back) if kept is None else (min(kept[0], front), min(kept[1], back))
+
+    def long(self) -> tuple[bytes, list[Op]]:
+        """All that changed since what this stands on, and the digest of that."""
+        ops: list[Op] = []
+        known = set(self._base_keys)
+        for key, text in self.texts.items():
+            if key not in known:
+                ops.append(Splice(key, 0, 0, bytes(text)))
+            elif key in self._kept:
+                front, back = self._kept[key]
+                ops.append(Splice(key, front, back, bytes(text[front : len(text) - back])))
+        _arranged(self._base_keys, list(self.texts), ops)
+        return self._base_digest, ops
 
 
 class Written(NamedTuple):
@@ -166,20 +220,29 @@ class Written(NamedTuple):
     state: State
 
 
-def rebuild(frames: Sequence[bytes], digest: bytes, where: str) -> State:
-    """The state that these frames add up to, or `Corrupt` when it is not the one with that digest."""
-    found = b""
+def rebuild(frames: Sequence[bytes], digest: bytes, where: str, recipe: Recipe | None = None) -> State:
+    """The state that these frames add up to, or `Corrupt` when it is not the one with that digest.
+
+    With their recipe the next change can be a patch on it; without, it is for looking at.
+    """
+    digests = [b""]
     for frame in frames:
-        found = chained(found, frame)
-    if found != digest:  # before anything is decompressed
+        digests.append(chained(digests[-1], frame))
+    if digests[-1] != digest:  # before anything is decompressed
         raise Corrupt(where, "its frames do not match their digest")
     state = State()
+    base = 0 if recipe is None else recipe.base
     try:
         for n, frame in enumerate(frames):
-            state._take(frame, first=n == 0)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            ops = state.take(frame, first=n == 0)
+            if n == base - 1:
+                state.stand(digests[base])
+            elif n >= base > 0:
+                state.note(ops)
     except Corrupt as exc:
         raise Corrupt(where, f"a frame {exc.reason}") from exc
     state.digest = digest
+    state.recipe = recipe or Recipe()
     return state
 
 
@@ -236,37 +299,57 @@ def append(before: State | None, items: dict[str, Any], seq: int, limit: int = M
 
 
 def _finished(after: State, before: State | None, ops: list[Op], seq: int) -> Written:
-    """The frame for a state whose texts are known: a patch on `before` where that pays, or a keyframe."""
+    """The frame for a state whose texts are known: a patch where that pays, or a keyframe."""
+    after.tip = seq
     if before is not None:
+        after.follow(before)
         if not ops:
             after.recipe, after.digest, after.tip = before.recipe, before.digest, before.tip
             return Written(None, after)
+        after.note(ops)
+        digest, long = before.digest, before.recipe.short == MAX_SHORT
+        if long:
+            digest, ops = after.long()
         body = _pack_ops(ops)
         if len(body) < WORTH_PATCHING * sum(map(len, after.texts.values())):
             frame = pack(body, patch=True, tagged=after.tagged)
-            recipe = _extended(before.recipe, before.tip, seq, len(frame))
+            recipe = (_lengthened if long else _extended)(before.recipe, before.tip, seq, len(frame))
             if recipe is not None:
-                after.recipe, after.digest, after.tip = recipe, chained(before.digest, frame), seq
+                after.recipe, after.digest = recipe, chained(digest, frame)
+                if long:
+                    after.stand(after.digest)
                 return Written(frame, after)
     frame = pack(after.document(), patch=False, tagged=after.tagged)
-    after.recipe, after.digest, after.tip = Recipe(((seq, seq),), 1, len(frame), 0), chained(b"", frame), seq
+    after.recipe, after.digest = Recipe(((seq, seq),), 1, 0, len(frame)), chained(b"", frame)
+    after.stand(after.digest)
     return Written(frame, after)
 
 
 def _extended(recipe: Recipe, tip: int, seq: int, weight: int) -> Recipe | None:
-    """The recipe with one more frame, or None when it is time for a keyframe.
+    """The recipe with one more short patch, or None when it is time for a keyframe.
 
     A range reaches over entries of other kinds, but never over a frame that does not belong to it: going on from the
     newest frame prolongs the range, going on from a rollback opens a new one.
     """
-    patches = recipe.patch_bytes + weight
-    if recipe.frames >= MAX_FRAMES or patches >= recipe.keyframe_bytes:
+    if recipe.long_bytes + recipe.short_bytes + weight >= recipe.keyframe_bytes:
         return None
-    first, last = recipe.ranges[-1]
-    ranges = (*recipe.ranges[:-1], (first, seq)) if last == tip else (*recipe.ranges, (seq, seq))
-    if len(ranges) > MAX_RANGES:
+    ranges = recipe.ranges
+    if recipe.short and ranges[-1][1] == tip:
+        ranges = (*ranges[:-1], (ranges[-1][0], seq))
+    elif len(ranges) < MAX_RANGES:
+        ranges = (*ranges, (seq, seq))
+    else:
         return None
-    return Recipe(ranges, recipe.frames + 1, recipe.keyframe_bytes, patches)
+    return recipe._replace(ranges=ranges, short=recipe.short + 1, short_bytes=recipe.short_bytes + weight)
+
+
+def _lengthened(recipe: Recipe, _tip: int, seq: int, weight: int) -> Recipe | None:
+    """The recipe with a long patch in place of the short ones, or None when it is time for a keyframe."""
+    weight += recipe.long_bytes
+    if recipe.base == MAX_BASE or weight >= recipe.keyframe_bytes:
+        return None
+    ranges = (*recipe.ranges[: recipe.base], (seq, seq))
+    return Recipe(ranges, recipe.base + 1, 0, recipe.keyframe_bytes, weight)
 
 
 def _compared(old: Texts, new: Texts) -> list[Op]:
@@ -277,13 +360,18 @@ def _compared(old: Texts, new: Texts) -> list[Op]:
             ops.append(Splice(key, 0, 0, bytes(text)))
         elif before != text:
             _compare_texts(key, before, text, ops)
-    if list(old) != list(new):
-        ops.extend(Remove(key) for key in old if key not in new)
-        kept = [key for key in old if key in new]
-        kept += [key for key in new if key not in old]
-        if kept != list(new):
-            ops.append(Order(list(new)))
+    _arranged(list(old), list(new), ops)
     return ops
+
+
+def _arranged(old: list[str], new: list[str], ops: list[Op]) -> None:
+    """Which keys went, and the order of the others where it is not as expected."""
+    if old == new:
+        return
+    left, known = set(new), set(old)
+    ops.extend(Remove(key) for key in old if key not in left)
+    if [key for key in old if key in left] + [key for key in new if key not in known] != new:
+        ops.append(Order(new))
 
 
 def _compare_texts(key: str, old: Text, new: Text, ops: list[Op]) -> None:
@@ -374,8 +462,9 @@ def common_back(old: Text, at: int, new: Text, there: int, limit: int) -> int:
     return high - ((int.from_bytes(a, "little") ^ int.from_bytes(b, "little")).bit_length() + 7) // 8
 
 
-def _patch(texts: Texts, body: bytes) -> None:
-    for op in _unpack_ops(body):
+def _patch(texts: Texts, body: bytes) -> list[Op]:
+    ops = _unpack_ops(body)
+    for op in ops:
         if isinstance(op, Splice):
             if op.front == op.back == 0:
                 texts[op.key] = op.middle
@@ -395,6 +484,7 @@ def _patch(texts: Texts, body: bytes) -> None:
                 raise IndexError
             texts.clear()
             texts.update(items)
+    return ops
 
 
 def _varints(data: bytes) -> Iterator[int]:
