@@ -1,0 +1,83 @@
+"""Write the figures of bench/RESULTS.md into README.md: python docs/make_table.py (after `make bench`)"""  # noqa: INP001
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README, RESULTS = ROOT / "README.md", ROOT / "bench" / "RESULTS.md"
+BEGIN, END = "<!-- figures: python docs/make_table.py -->\n", "<!-- end of figures -->"
+
+US, OPENAI, LANGGRAPH, FLOOR = "Saveslot", "OpenAI Agents SQLiteSession", "LangGraph AsyncSqliteSaver", "raw apsw loop"
+APPEND = "Saveslot append="
+KEPT = {
+    US: "every state",
+    APPEND: "every state",
+    OPENAI: "one list of messages",
+    LANGGRAPH: "every state",
+    FLOOR: "rows, nothing more",
+}
+
+Table = dict[str, dict[str, str]]
+
+
+def tables(text: str) -> dict[str, Table]:
+    """Every table of a page by its heading (`A. Long session`) or, where there are several, by its first cell (`B`)."""
+    found: dict[str, Table] = {}
+    heading = ""
+    rows: list[list[str]] = []
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("|"):
+            rows.append([cell.strip() for cell in line.strip("|").split("|")])
+            continue
+        if rows:
+            head, _, *body = rows
+            found[head[0] or heading] = {row[0]: dict(zip(head, row, strict=True)) for row in body}
+            rows = []
+        if line.startswith("#"):
+            heading = line.lstrip("# ")
+    return found
+
+
+def figures(results: str) -> str:
+    """The part of README between the two marks."""
+    found = tables(results)
+    long, single, crowd, resumed = (found[name] for name in ("A. Long session", "B", "C", "D. Resume"))
+    no_row: dict[str, str] = {}
+    head = ["", "keeps", "last turn, p50", "stored a turn", "one session", "64 at once", "resume"]
+    lines = [head, ["---"] * 2 + ["---:"] * 5]
+    for name, kept in KEPT.items():
+        turn = long[name]
+        many = next((row for key, row in crowd.items() if key.startswith(name)), no_row)
+        cells = [
+            turn["p50 ms first → last"].rpartition("→ ")[2] + " ms",
+            turn["KB a checkpoint"] + " KB",
+            _bare(single.get(name, no_row).get("per second")) + "/s",
+            _bare(many.get("per second")) + "/s",
+            _bare(resumed.get(name, no_row).get("ms, fresh process")) + " ms",
+        ]
+        lines.append([name, kept, *("" if cell.startswith("–") else cell for cell in cells)])
+    machine = {name: row[""] for name, row in found["machine"].items()}
+    day = re.search(r"Measured on ([0-9-]+)", results)
+    cores, _, rest = machine["cores"].partition(" ")
+    measured = (
+        f"Measured on {day[1] if day else '?'}, Python {machine['Python']}, {cores} cores {rest}; "
+        f"fdatasync of 4 KB {machine['fdatasync of 4 KB']}."
+    )
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"{table}\n\n{measured}\n"
+
+
+def _bare(cell: str | None) -> str:
+    """A median without its range; a dash where nothing was measured."""
+    return "–" if cell is None else cell.partition(" (")[0]
+
+
+def renewed(readme: str, results: str) -> str:
+    front, _, rest = readme.partition(BEGIN)
+    return f"{front}{BEGIN}{figures(results)}{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    README.write_text(renewed(README.read_text(), RESULTS.read_text()))
