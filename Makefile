@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-inp
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # `make -j check` goes step by step too
-.PHONY: help demo test test-faults test-long check lint types layers format bench clean
+.PHONY: help demo test test-faults test-long check lint types layers format bench docs clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +41,10 @@ format: .venv/.dev ## put the code into its usual form
 
 bench: .venv/.bench ## measure speed and size, beside peers
 	@$(BIN)/python -m bench
+
+docs: .venv/.dev ## write the reference and the table of figures anew
+	@$(BIN)/python docs/make_reference.py
+	@$(BIN)/python docs/make_table.py
 
 clean: ## remove the environment, caches and builds
 	@rm -rf .venv .hypothesis .import_linter_cache .pytest_cache .ruff_cache build dist

@@ -12,7 +12,7 @@ import saveslot
 from saveslot import InvalidInput, Unavailable
 
 NAMES = [
-    *("AgentSession", "Checkpoint", "CheckpointManager", "Event", "Page"),
+    *("AgentSession", "Checkpoint", "CheckpointManager", "Event", "LogLine", "Page"),
     *("SessionCheckpoint", "SessionManager", "SessionState", "open"),
     *("AlreadyExists", "Conflict", "Corrupt", "HistoryLost", "InvalidInput", "InvalidTransition", "LeaseHeld"),
     *("LeaseLost", "NotFound", "SaveslotError", "StepUnknown", "TooLarge", "Unavailable"),

@@ -19,6 +19,7 @@ from saveslot.errors import (
     TooLarge,
     Unavailable,
 )
+from saveslot.glance import LogLine
 from saveslot.lifecycle import SessionState
 from saveslot.log import Event
 from saveslot.manager import SessionManager
@@ -45,6 +46,7 @@ __all__ = [
     "InvalidTransition",
     "LeaseHeld",
     "LeaseLost",
+    "LogLine",
     "NotFound",
     "Page",
     "SaveslotError",

@@ -71,8 +71,8 @@ class InvalidTransition(SaveslotError):
 
     code = "invalid_transition"
 
-    def __init__(self, source: str, target: str, hint: str) -> None:
-        super().__init__(f"a session cannot go from {source} to {target}: {hint}")
+    def __init__(self, verb: str, source: str, target: str, hint: str) -> None:
+        super().__init__(f"cannot {verb} a {source} session ({source} → {target}): {hint}")
         self.source = source
         self.target = target
 

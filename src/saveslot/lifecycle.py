@@ -42,5 +42,5 @@ def follow(state: SessionState, verb: str) -> SessionState:
     """The state after `verb`, or `InvalidTransition` naming both states."""
     after = TRANSITIONS[verb].get(state)
     if after is None:
-        raise InvalidTransition(state.value, _TARGET.get(verb, ACTIVE).value, _HINT[state])
+        raise InvalidTransition(verb, state.value, _TARGET.get(verb, ACTIVE).value, _HINT[state])
     return after

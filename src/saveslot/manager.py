@@ -108,6 +108,7 @@ class SessionManager(SessionReader):
         labels: dict[str, str] | None = None,
         session_id: str | None = None,
     ) -> AgentSession:
+        """A new session, active, with its first entry. `AlreadyExists` when the id is taken in this namespace."""
         session = AgentSession(
             session_id=fresh_id() if session_id is None else session_id,
             agent_type=agent_type,
@@ -236,8 +237,8 @@ class SessionManager(SessionReader):
 
     async def cleanup_stale_sessions(self, max_age: timedelta = timedelta(hours=48)) -> int:
         """Fail the active sessions that gave no sign of life for so long, by the store's clock; how many there were."""
-        if max_age < timedelta(0):
-            raise InvalidInput("max_age", "must not be negative")
+        if not isinstance(max_age, timedelta) or max_age < timedelta(0):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidInput("max_age", f"must be a timedelta of 0 or more, not {max_age!r}")
         silence = max(1, max_age // timedelta(microseconds=1))
         query = Query(namespace=self.namespace, state=SessionState.ACTIVE.value, stale_for=silence)
         after: Place | None = None
@@ -284,33 +285,35 @@ class SessionManager(SessionReader):
         as_name(name, "name")
         if (data is not None) + (append is not None) + (patch is not None) > 1:
             raise InvalidInput("checkpoint", "give data, append or patch, not several of them")
-        slot = self._slots.get(session if isinstance(session, str) else session.session_id)
-        if slot is not None and slot.ready and (isinstance(session, str) or _current(session, slot)):
+        value, session_id = _named(session)
+        slot = self._slots.get(session_id)
+        if slot is not None and slot.ready and (value is None or _current(value, slot)):
             # Nothing is awaited before the write is on its way, so a cancellation can only abandon the answer: the
             # slot remembers the write and asks what became of it. Saves a task, a quarter of the cost.
-            return await self._checkpoint(session, name, data, metadata, append, patch)
-        return await self._settled_checkpoint(session, name, data, metadata, append, patch)
+            return await self._checkpoint(value, session_id, name, data, metadata, append, patch)
+        return await self._settled_checkpoint(value, session_id, name, data, metadata, append, patch)
 
     async def _checkpoint(
         self,
-        session: AgentSession | str,
+        session: AgentSession | None,
+        session_id: str,
         name: str,
         data: Data | None,
         metadata: Data | None,
         append: Mapping[str, Sequence[Any]] | None,
         patch: Sequence[Mapping[str, Any]] | None,
     ) -> Checkpoint:
-        session_id = session if isinstance(session, str) else session.session_id
         slot = self._slots.get(session_id) or await self._slot(session_id)
         async with slot.lock:
-            before = await self._settle(slot, None if isinstance(session, str) else session) if slot.doubtful else None
-            if not isinstance(session, str):
+            before = await self._settle(slot, session) if slot.doubtful else None
+            if session is not None:
                 await self._check_seen(session, slot)
             follow(slot.at.state, "checkpoint")
             state = slot.at.data or await slot.load_data()
             draft = slot.draft()
             if append is not None or patch is not None:
-                draft.request = codec.encode([name, append or patch, metadata], "append" if append else "patch")[0]
+                asked = append if patch is None else patch
+                draft.request = codec.encode([name, asked, metadata], "append" if patch is None else "patch")[0]
             if before is not None and draft.request is not None and before.request == draft.request:
                 return self._made(session, slot, before)
             if patch is not None:
@@ -328,30 +331,44 @@ class SessionManager(SessionReader):
 
     _settled_checkpoint = settled(_checkpoint)
 
-    def _made(self, session: AgentSession | str, slot: Slot, draft: Draft) -> Checkpoint:
+    def _made(self, session: AgentSession | None, slot: Slot, draft: Draft) -> Checkpoint:
         made = draft.landed(draft.group.entries[-1], Checkpoint)
-        if not isinstance(session, str):
-            session.seen = _seen(slot, session.seen)
-            session.checkpoints.insert(len(session.checkpoints) - len(session.staged), made)
+        if session is not None:
+            self._show(session, slot, made)
         return made
 
+    def _show(self, session: AgentSession, slot: Slot, made: Checkpoint) -> None:
+        """The session value has seen what was just stored; what is staged stays behind it."""
+        session.seen = _seen(slot, session.seen)
+        session.checkpoints.insert(len(session.checkpoints) - len(session.staged), made)
+
     @settled
-    async def rollback(self, id: str, to: str | int) -> Checkpoint:
-        """Go back to what an older entry held, by a new entry: nothing is lost, and the way forward stays open."""
-        slot = await self._slot(id)
+    async def rollback(self, id: AgentSession | str, to: str | int) -> Checkpoint:
+        """Go back to what an older entry held, by a new entry: nothing is lost, and the way forward stays open.
+
+        A session value must have seen the newest entry, and goes on from the new one. A failed session becomes active.
+        """
+        session, session_id = _named(id)
+        slot = await self._slot(session_id)
         async with slot.lock:
-            await self._settle(slot, None)
-            head = await self._existing(id)
+            await self._settle(slot, session)
+            if session is not None:
+                await self._check_seen(session, slot)
+            head = await self._existing(session_id)
             slot.key, slot.at = head.row.key, Point.of(head)
             state = follow(slot.at.state, "rollback")
             target = await self._entry(head, to)
             data = await self._data_entry(head, target)
             draft = slot.draft()
-            draft.rollback("session_rolled_back", data, {"to": f"{id}:{target.seq}", "name": target.name})
+            draft.rollback("session_rolled_back", data, {"to": f"{session_id}:{target.seq}", "name": target.name})
             draft.group.heartbeat = state is not slot.at.state
             draft.become(state)
             await self._append(slot, draft)
-        return await self.get_checkpoint(id, draft.at.seq)
+        made = await self.get_checkpoint(session_id, draft.at.seq)
+        if session is not None:
+            self._show(session, slot, made)
+            session.state = _folded(session, state)
+        return made
 
     @settled
     async def fork(self, id: str, at: str | int = "latest", session_id: str | None = None) -> AgentSession:
@@ -398,7 +415,7 @@ class SessionManager(SessionReader):
     # The slots
 
     async def _slot(self, session_id: str) -> Slot:
-        slot = self._slots.get(session_id)
+        slot = self._slots.get(as_name(session_id, "session_id"))
         if slot is None:
             head = await self._existing(session_id)
             fresh = Slot(self._store, session_id, head.row.key, Point.of(head), self._limit)
@@ -460,6 +477,12 @@ class SessionManager(SessionReader):
                 if slot is not newest and not slot.busy:
                     total -= slot.weight
                     del self._slots[session_id]
+
+
+def _named(session: AgentSession | str) -> tuple[AgentSession | None, str]:
+    return (
+        (session, session.session_id) if isinstance(session, AgentSession) else (None, as_name(session, "session_id"))
+    )
 
 
 def _about(session: AgentSession) -> Data:

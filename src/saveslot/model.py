@@ -284,18 +284,22 @@ class AgentSession:
         self.labels = as_labels(self.labels)
 
     def checkpoint(self, name: str, data: Data | None = None) -> SessionCheckpoint:
+        """Stage a named checkpoint of the agent's data."""
         follow(self.state, "checkpoint")
         return self._stage(Kind.CHECKPOINT, name, data)
 
     def heartbeat(self) -> None:
+        """A sign of life; stored by the next update."""
         self.last_heartbeat = now()
 
     def pause(self) -> None:
+        """From active to paused."""
         before = self.state
         self.state = follow(before, "pause")
         self._stage(Kind.PAUSED, "session_paused", {"previous_state": before.value})
 
     def resume(self) -> None:
+        """From paused to active; nothing happens to an active one."""
         if follow(self.state, "resume") == self.state:
             return
         self.state = SessionState.ACTIVE
@@ -303,10 +307,12 @@ class AgentSession:
         self._stage(Kind.RESUMED, "session_resumed", {})
 
     def complete(self, result: Any = None) -> None:
+        """The end, for good: only a fork goes on from here."""
         self.state = follow(self.state, "complete")
         self._stage(Kind.COMPLETED, "session_completed", {"result": {} if result is None else result})
 
     def fail(self, error: str, error_details: Data | None = None) -> None:
+        """The end, until someone recovers it or rolls it back."""
         self.state = follow(self.state, "fail")
         self._stage(Kind.FAILED, "session_failed", {"error": error, "details": error_details or {}})
 

@@ -65,6 +65,7 @@ class SessionReader:
     async def get_active_sessions(
         self, agent_type: str | None = None, user_id: str | None = None
     ) -> list[AgentSession]:
+        """All active sessions, newest first, without their histories."""
         found: list[AgentSession] = []
         after: str | None = None
         while True:
@@ -112,6 +113,7 @@ class SessionReader:
         text: str | None = None,
         prefix: str | None = None,
     ) -> int:
+        """How many sessions `find` would show."""
         query = self._query(agent_type, user_id, state, labels, created_after, created_before, text, prefix)
         return sum((await self._store.count(query)).states.values())
 
@@ -166,6 +168,7 @@ class SessionReader:
                 yield timeline.checkpoint(entry, Checkpoint)
 
     async def get_checkpoint(self, id: str, ref: str | int = "latest") -> Checkpoint:
+        """The entry that a ref names: a name (the newest of it), a number, an id, `latest` or `~n`; else `NotFound`."""
         head = await self._existing(id)
         entry = await self._entry(head, ref)
         timeline = await self._timeline(head, needed([entry]))

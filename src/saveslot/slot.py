@@ -16,7 +16,7 @@ from saveslot.codec.frame import PATCH
 from saveslot.errors import Conflict, Corrupt, HistoryLost, LeaseLost, NotFound, SaveslotError
 from saveslot.lifecycle import SessionState
 from saveslot.log import Entry, Group, Head, Outcome, Row, Verdict
-from saveslot.model import DATA_KINDS, Data, Kind
+from saveslot.model import DATA_KINDS, Data, Kind, as_data
 from saveslot.stores import Store
 from saveslot.timeline import C, Range, Timeline, merged, needed, note_of
 
@@ -69,28 +69,26 @@ class Draft:
         append_id: bytes | None = None,
         sign: bool = True,
     ) -> None:
-        written = codec.write(self.at.data, data, self.at.seq + 1, "data", self._limit)
-        self._written(name, written, metadata, at=at, append_id=append_id, sign=sign)
+        entry = self._noted(name, metadata, at, append_id, sign=sign)
+        self._written(entry, codec.write(self.at.data, data, entry.seq, "data", self._limit))
 
     def appended(self, name: str, items: dict[str, Any], metadata: Data | None) -> None:
-        written = codec.append(self.at.data, items, self.at.seq + 1, self._limit)
-        self._written(name, written, metadata)
+        entry = self._noted(name, metadata)
+        # The state before is used up by this: whatever can be refused must have been looked at by now.
+        self._written(entry, codec.append(self.at.data, items, entry.seq, self._limit))
 
-    def _written(
-        self,
-        name: str,
-        written: codec.Written,
-        metadata: Data | None,
-        *,
-        at: int = 0,
-        append_id: bytes | None = None,
-        sign: bool = True,
-    ) -> None:
-        note = codec.note(metadata, "metadata", self._limit) if metadata else None
-        state = written.state
+    def _noted(
+        self, name: str, metadata: Data | None, at: int = 0, append_id: bytes | None = None, *, sign: bool = True
+    ) -> Entry:
         entry = self._entry(Kind.CHECKPOINT, name, at, append_id)
-        entry.sign, entry.note, entry.frame = sign, note, written.frame
-        entry.recipe, entry.digest, entry.data_seq = state.recipe.pack(), state.digest, entry.seq
+        entry.sign = sign
+        entry.note = codec.note(as_data(metadata, "metadata"), "metadata", self._limit) if metadata else None
+        return entry
+
+    def _written(self, entry: Entry, written: codec.Written) -> None:
+        state = written.state
+        entry.frame, entry.recipe, entry.digest = written.frame, state.recipe.pack(), state.digest
+        entry.data_seq = entry.seq
         self._add(entry, data=state, data_seq=entry.seq)
 
     def rollback(self, name: str, target: Entry | None, metadata: Data) -> None:

@@ -319,3 +319,46 @@ async def test_a_checkpoint_with_a_session_value_follows_what_it_has_seen(sessio
     await others.refresh(stale)
     await others.checkpoint(stale, "now", {"n": 4})
     assert stale.checkpoints[-1].data == {"n": 4}
+
+
+async def test_a_session_value_can_be_rolled_back_and_goes_on(sessions, others, session):
+    """rollback takes a value too: a stale one is refused, a current one has seen the new entry and its state."""
+    await sessions.checkpoint(session, "one", {"n": 1})
+    stale = await others.get_session(session.session_id)
+    session.fail("boom")
+    await sessions.update_session(session)
+    with pytest.raises(Conflict):
+        await others.rollback(stale, "one")
+    made = await sessions.rollback(session, "one")
+    assert session.checkpoints[-1] == made
+    assert session.state is SessionState.ACTIVE
+    await sessions.checkpoint(session, "two", {"n": 2})
+    session.complete()
+    await sessions.update_session(session)
+    assert await others.get_session(session.session_id) == session
+
+
+@pytest.mark.parametrize("wrong", [None, 7, {}, [], b"x"])
+async def test_what_is_no_session_is_refused(sessions, wrong):
+    """Where a session or its id is asked for, anything else raises InvalidInput."""
+    for call in (
+        sessions.checkpoint(wrong, "x", {}),
+        sessions.rollback(wrong, "x"),
+        sessions.fork(wrong),
+        sessions.history(wrong),
+        sessions.delete_session(wrong),
+    ):
+        with pytest.raises(InvalidInput, match="session_id"):
+            await call
+
+
+async def test_bad_metadata_leaves_the_state_alone(sessions, session):
+    """An append refused for its metadata has not touched the state that the next one builds on."""
+    sid = session.session_id
+    await sessions.checkpoint(sid, "one", {"messages": [1]})
+    for bad in ({"x": object()}, {"x": "a" * (17 * 1024 * 1024)}, [1]):
+        with pytest.raises((InvalidInput, TooLarge)):
+            await sessions.checkpoint(sid, "bad", append={"messages": [2]}, metadata=bad)
+    made = await sessions.checkpoint(sid, "two", append={"messages": [3]})
+    assert made.data == {"messages": [1, 3]}
+    assert (await sessions.get_checkpoint(sid)).data == {"messages": [1, 3]}

@@ -85,7 +85,7 @@ async def resume(
         elif failed:
             session.recover()
         else:
-            raise InvalidTransition("failed", "active", "--failed takes it up again, rollback goes back first")
+            raise InvalidTransition("resume", "failed", "active", "--failed takes it up again, or roll it back")
 
     await _change(what, verb, common)
 

@@ -228,7 +228,7 @@ async def log(
     *,
     limit: Limit = None,
     all: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Every entry, also of owners, steps and settings.")
+        bool, Parameter(negative="", show_default=False, help="Every entry, also changes of the context.")
     ] = False,
     common: Common = COMMON,
 ) -> None:
