@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from saveslot import codec, difference, transfer
-from saveslot.errors import AlreadyExists, Conflict, InvalidInput, InvalidTransition
+from saveslot.errors import AlreadyExists, Conflict, InvalidInput, InvalidTransition, NotFound
 from saveslot.lifecycle import FAILED, SessionState, follow
-from saveslot.log import Entry, Outcome, Place, Query, Row, Verdict, micros, moment
+from saveslot.log import Entry, Head, Outcome, Place, Query, Row, Verdict, micros, moment
 from saveslot.model import (
     DATA_KINDS,
     SHOWN_KINDS,
@@ -23,6 +24,7 @@ from saveslot.model import (
     Kind,
     Seen,
     SessionCheckpoint,
+    Staged,
     as_data,
     as_labels,
     as_name,
@@ -82,6 +84,7 @@ class SessionManager(SessionReader):
         self.running: set[asyncio.Future[Any]] = set()
         self._limit = max_state_bytes
         self._slots: OrderedDict[str, Slot] = OrderedDict()
+        self._weight = 0  # of them all, as they were last weighed
 
     async def __aenter__(self) -> Self:
         return self
@@ -144,7 +147,7 @@ class SessionManager(SessionReader):
         made = shown(made, draft.group.entries, session.session_id)
         session.checkpoints = [draft.landed(entry, SessionCheckpoint) for entry in made]
         session.seen = _seen(slot, None)
-        self._slots[session.session_id] = slot
+        self._keep(slot)
         return session
 
     @settled
@@ -165,6 +168,7 @@ class SessionManager(SessionReader):
             if any(item.kind is Kind.CHECKPOINT for item in staged):
                 await slot.load_data()
             draft = slot.draft()
+            draft.author = session
             # How long ago each was staged, as 0 or less: two clocks may differ, but not over a span.
             ages = [min(0, micros(item.checkpoint.timestamp) - micros(now())) for item in staged]
             if changed:
@@ -195,23 +199,39 @@ class SessionManager(SessionReader):
 
     async def refresh(self, session: AgentSession) -> AgentSession:
         """Take in what others wrote, in place. What was staged stays staged, and so do your changes to its dicts."""
-        slot = self._slots.get(session.session_id)
-        if slot is not None:
-            async with slot.lock:
-                await self._settle(slot, session)
-            self._forget(slot)
-        head = await self._existing(session.session_id)
+        head = await self._met(session)
         fresh = self._session(head)
-        base = {} if session.seen is None else session.seen.about
+        stored = await self._checkpoints(head, None)
+        seen, base = 0, dict[str, bytes]()
+        if session.seen is not None:
+            seen, base = session.seen.seq, session.seen.about
+        if session.staged:  # what landed while nobody heard of it is staged no more
+            news = await self._store.entries(head.row.key, [(seen + 1, head.last.seq)], frames=False)
+            landed = {entry.append_id for entry in news}
+            session.staged = [item for item in session.staged if item.append_id not in landed]
         for part in ABOUT:
             before: Data = codec.decode(base[part], tagged=True) if part in base else {}
             setattr(session, part, _merged(before, getattr(session, part), getattr(fresh, part)))
         session.agent_type, session.user_id = fresh.agent_type, fresh.user_id
         session.created_at, session.last_heartbeat = fresh.created_at, fresh.last_heartbeat
         session.seen, session.state = fresh.seen, _folded(session, fresh.state)
-        stored = await self._checkpoints(head, None)
         session.checkpoints = stored + [item.checkpoint for item in session.staged]
         return session
+
+    async def _met(self, session: AgentSession) -> Head:
+        """The head of a session value's log, which the slot follows from now on."""
+        slot = self._slots.get(session.session_id)
+        if slot is None:
+            head = await self._existing(session.session_id)
+        else:
+            async with slot.lock:
+                with suppress(Conflict):  # a write in doubt lost; what was staged still is
+                    await self._settle(slot, session)
+                head = await self._existing(session.session_id)
+                slot.meet(head)
+        if session.seen is not None and session.seen.key != head.row.key:
+            raise NotFound(f"session {session.session_id} was deleted and created anew; read the new one (get_session)")
+        return head
 
     @settled
     async def delete_session(self, id: str) -> bool:
@@ -254,7 +274,8 @@ class SessionManager(SessionReader):
         for head in await self._store.heads(keys):
             if head is None or head.row.state != SessionState.ACTIVE:
                 continue
-            draft = Draft(head.row.key, Point.of(head)._replace(about=codec.State()), self._limit)
+            # No limit: a context without room for the reason must not stop the sweep.
+            draft = Draft(head.row.key, Point.of(head)._replace(about=codec.State()), 1 << 40)
             about = codec.read_note(head.row.body)
             about["context"]["failure_reason"] = "heartbeat_timeout"
             draft.about(about)
@@ -311,11 +332,13 @@ class SessionManager(SessionReader):
             follow(slot.at.state, "checkpoint")
             state = slot.at.data or await slot.load_data()
             draft = slot.draft()
+            draft.author = session
             if append is not None or patch is not None:
-                asked = append if patch is None else patch
-                draft.request = codec.encode([name, asked, metadata], "append" if patch is None else "patch")[0]
+                asked, path = (append, "append") if patch is None else (patch, "patch")
+                about = codec.encode(metadata, "metadata", self._limit)[0]
+                draft.request = (name, codec.encode(asked, path, self._limit)[0], about)
             if before is not None and draft.request is not None and before.request == draft.request:
-                return self._made(session, slot, before)
+                return before.landed(before.group.entries[-1], Checkpoint)
             if patch is not None:
                 append = _as_append(state, patch)
             if append is not None:
@@ -325,22 +348,14 @@ class SessionManager(SessionReader):
             else:
                 draft.checkpoint(name, _whole(data), metadata)
             if before is not None and _repeats(draft.group.entries[-1], before.group.entries[-1]):
-                return self._made(session, slot, before)
+                return before.landed(before.group.entries[-1], Checkpoint)
             await self._append(slot, draft)
-            return self._made(session, slot, draft)
+            made = draft.landed(draft.group.entries[-1], Checkpoint)
+            if session is not None:
+                _show(session, slot, made)
+            return made
 
     _settled_checkpoint = settled(_checkpoint)
-
-    def _made(self, session: AgentSession | None, slot: Slot, draft: Draft) -> Checkpoint:
-        made = draft.landed(draft.group.entries[-1], Checkpoint)
-        if session is not None:
-            self._show(session, slot, made)
-        return made
-
-    def _show(self, session: AgentSession, slot: Slot, made: Checkpoint) -> None:
-        """The session value has seen what was just stored; what is staged stays behind it."""
-        session.seen = _seen(slot, session.seen)
-        session.checkpoints.insert(len(session.checkpoints) - len(session.staged), made)
 
     @settled
     async def rollback(self, id: AgentSession | str, to: str | int) -> Checkpoint:
@@ -351,24 +366,26 @@ class SessionManager(SessionReader):
         session, session_id = _named(id)
         slot = await self._slot(session_id)
         async with slot.lock:
-            await self._settle(slot, session)
+            draft = await self._settle(slot, session)
+            if draft is None or draft.request != ("rollback", to) or not _follows(draft, session):
+                head = await self._existing(session_id)
+                slot.meet(head)
+                if session is not None:
+                    await self._check_seen(session, slot)
+                state = follow(slot.at.state, "rollback")
+                target = await self._entry(head, to)
+                data = await self._data_entry(head, target)
+                draft = slot.draft()
+                draft.request = ("rollback", to)  # a retry is the same once more: for `~1` the log looks another now
+                draft.rollback("session_rolled_back", data, {"to": f"{session_id}:{target.seq}", "name": target.name})
+                draft.group.heartbeat = state is not slot.at.state
+                draft.become(state)
+                await self._append(slot, draft)
+            made = await self.get_checkpoint(session_id, draft.at.seq)
             if session is not None:
-                await self._check_seen(session, slot)
-            head = await self._existing(session_id)
-            slot.key, slot.at = head.row.key, Point.of(head)
-            state = follow(slot.at.state, "rollback")
-            target = await self._entry(head, to)
-            data = await self._data_entry(head, target)
-            draft = slot.draft()
-            draft.rollback("session_rolled_back", data, {"to": f"{session_id}:{target.seq}", "name": target.name})
-            draft.group.heartbeat = state is not slot.at.state
-            draft.become(state)
-            await self._append(slot, draft)
-        made = await self.get_checkpoint(session_id, draft.at.seq)
-        if session is not None:
-            self._show(session, slot, made)
-            session.state = _folded(session, state)
-        return made
+                _show(session, slot, made)
+                session.state = _folded(session, draft.at.state)
+            return made
 
     @settled
     async def fork(self, id: str, at: str | int = "latest", session_id: str | None = None) -> AgentSession:
@@ -398,7 +415,8 @@ class SessionManager(SessionReader):
         session, entries = transfer.parsed(json)
         session.session_id = session.session_id if session_id is None else as_name(session_id, "session_id")
         draft = Draft(fresh_key(), beginning(), self._limit)
-        transfer.fill(draft, entries)
+        for _ in transfer.fill(draft, entries):
+            await asyncio.sleep(0)
         row = Row(
             draft.group.key,
             self.namespace,
@@ -416,10 +434,13 @@ class SessionManager(SessionReader):
 
     async def _slot(self, session_id: str) -> Slot:
         slot = self._slots.get(as_name(session_id, "session_id"))
+        if slot is not None:
+            return slot
+        head = await self._existing(session_id)
+        slot = self._slots.get(session_id)  # another caller may have been quicker
         if slot is None:
-            head = await self._existing(session_id)
-            fresh = Slot(self._store, session_id, head.row.key, Point.of(head), self._limit)
-            slot = self._slots.setdefault(session_id, fresh)
+            slot = Slot(self._store, session_id, head.row.key, Point.of(head), self._limit)
+            self._keep(slot)
         return slot
 
     async def _append(self, slot: Slot, draft: Draft) -> Verdict:
@@ -429,8 +450,7 @@ class SessionManager(SessionReader):
             if slot.refused:
                 self._forget(slot)
             else:
-                self._slots[slot.session_id] = slot
-                self._make_room(slot)
+                self._keep(slot)
 
     async def _settle(self, slot: Slot, session: AgentSession | None) -> Draft | None:
         """Find out what became of a write whose outcome is unknown, before anything else is written."""
@@ -442,7 +462,7 @@ class SessionManager(SessionReader):
         if landed is None:
             return None
         draft, verdict = landed
-        if session is not None:
+        if session is not None and draft.author is session:
             _took(session, slot, draft, verdict)
         return draft
 
@@ -453,30 +473,40 @@ class SessionManager(SessionReader):
             raise Conflict(f"session {session.session_id}: this value was not read from the store; refresh it first")
         if slot.at.append_id != seen.append_id:
             head = await self._head(session.session_id)
-            if head is None or head.row.key != seen.key:
+            if head is None:
                 self._forget(slot)
                 raise unknown(session.session_id, self.namespace)
+            slot.meet(head)
+            if head.row.key != seen.key:
+                raise unknown(session.session_id, self.namespace)
             if head.last.append_id != seen.append_id:
-                self._forget(slot)
                 raise refusal(session.session_id, Verdict(Outcome.CONFLICT, head=head.last), seen.seq)
-            slot.key, slot.at = head.row.key, Point.of(head)
         return seen
 
     def _forget(self, slot: Slot | None) -> None:
         if slot is not None and self._slots.get(slot.session_id) is slot:
             del self._slots[slot.session_id]
+            self._weight -= slot.counted
+            slot.counted = 0
 
-    def _make_room(self, newest: Slot) -> None:
+    def _keep(self, newest: Slot) -> None:
+        """The slot to use from now on. Those that were longest without use make room for it, if nobody needs them."""
+        if self._slots.get(newest.session_id) is not newest:
+            self._forget(self._slots.get(newest.session_id))
+            self._slots[newest.session_id] = newest
         self._slots.move_to_end(newest.session_id)
-        # Weighing them all each time would cost more than it saves: once in a while is often enough.
-        if newest.at.seq % 64 == 0:
-            total = sum(slot.weight for slot in self._slots.values())
-            for session_id, slot in list(self._slots.items()):
-                if total <= CACHE_BYTES:
-                    return
+        self._weight += newest.weigh()
+        excess = self._weight - CACHE_BYTES
+        if excess > 0:
+            spare: list[Slot] = []
+            for slot in self._slots.values():
+                if excess <= 0:
+                    break
                 if slot is not newest and not slot.busy:
-                    total -= slot.weight
-                    del self._slots[session_id]
+                    spare.append(slot)
+                    excess -= slot.counted
+            for slot in spare:
+                self._forget(slot)
 
 
 def _named(session: AgentSession | str) -> tuple[AgentSession | None, str]:
@@ -509,9 +539,9 @@ def _whole(data: Any) -> Data:
 
 
 def _seen(slot: Slot, before: Seen | None) -> Seen:
-    texts = {} if before is None else before.about
+    texts = dict.fromkeys(ABOUT, b"{}") if before is None else before.about
     if slot.at.about is not None:
-        texts = {part: bytes(text) for part, text in slot.at.about.texts.items()}
+        texts = texts | {part: bytes(text) for part, text in slot.at.about.texts.items()}
     return Seen(slot.key, slot.at.seq, slot.at.append_id or b"", texts)
 
 
@@ -519,16 +549,33 @@ def _current(session: AgentSession, slot: Slot) -> bool:
     return session.seen is not None and session.seen.append_id == slot.at.append_id
 
 
+def _follows(draft: Draft, session: AgentSession | None) -> bool:
+    """True for a draft that stands right behind what the value has seen."""
+    return session is None or (session.seen is not None and session.seen.append_id == draft.group.prev)
+
+
+def _show(session: AgentSession, slot: Slot, made: Checkpoint) -> None:
+    """The session value has seen what was just stored; what is staged stays behind it."""
+    session.seen = _seen(slot, session.seen)
+    session.checkpoints.insert(len(session.checkpoints) - len(session.staged), made)
+
+
 def _took(session: AgentSession, slot: Slot, draft: Draft, verdict: Verdict) -> None:
     """What landed is no longer staged, if it was this session's."""
     landed = {entry.append_id: entry for entry in draft.group.entries}
     if session.seen is None or draft.group.prev != session.seen.append_id:
         return
+    left: list[Staged] = []
     for item in session.staged:
-        entry = landed.get(item.append_id)
-        if entry is not None:
+        entry = landed.pop(item.append_id, None)
+        if entry is None:
+            left.append(item)
+        else:
             item.checkpoint.settle(draft.landed(entry, SessionCheckpoint))
-    session.staged = [item for item in session.staged if item.append_id not in landed]
+    session.staged = left
+    for entry in landed.values():
+        if entry.kind is Kind.CHECKPOINT:
+            _show(session, slot, draft.landed(entry, Checkpoint))
     session.seen = _seen(slot, session.seen)
     if verdict.heartbeat:
         session.last_heartbeat = moment(verdict.heartbeat)
@@ -541,11 +588,13 @@ def _repeats(entry: Entry, before: Entry) -> bool:
 
 
 def _merged(before: Data, mine: Data, theirs: Data) -> Data:
-    """Their dict, with the keys that I changed as I left them."""
+    """Their dict, with the keys that I changed as I left them, also in the dicts inside."""
     merged = dict(theirs)
     for key in {**before, **mine}:
         if key not in mine:
             merged.pop(key, None)
+        elif all(isinstance(side.get(key), dict) for side in (before, mine, theirs)):
+            merged[key] = _merged(before[key], mine[key], theirs[key])
         elif key not in before or before[key] != mine[key]:
             merged[key] = mine[key]
     return merged

@@ -72,7 +72,10 @@ def as_time(value: Any, path: str) -> datetime:
             raise InvalidInput(path, f"is not an ISO time: {value!r}") from None
     if not isinstance(value, datetime):
         raise InvalidInput(path, f"must be a time, not {type(value).__name__}")
-    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    try:
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidInput(path, f"is beyond the years 1 to 9999 in UTC: {value}") from None
 
 
 # Names, ids and namespaces are keys: they travel through logs, shells, URLs and other databases.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Literal, TypeVar
@@ -97,7 +98,7 @@ class SessionReader:
             raise InvalidInput("limit", "must be 1 or more")
         rows = await self._store.find(query, refs.place(after), limit)
         heads = await self._store.heads([row.key for row in rows])
-        page = Page(self._session(head) for head in heads if head is not None)
+        page = Page(self._session(head) for head in heads if head is not None and _still(head, query))
         page.next = refs.cursor((rows[-1].created_at, rows[-1].key)) if len(rows) == limit else None
         return page
 
@@ -243,6 +244,7 @@ class SessionReader:
             abouts = await self._timeline(head, needed(e for e in entries if e.kind not in DATA_KINDS), data=False)
             for entry in entries:
                 yield writer.line(entry, timeline if entry.kind in DATA_KINDS else abouts)
+                await asyncio.sleep(0)  # a long export must not keep others from running
         yield transfer.CLOSING
 
     async def watch(self, id: str | None = None, after: str | int | None = None) -> AsyncIterator[Event]:
@@ -410,6 +412,11 @@ class SessionReader:
             text=text,
             prefix=prefix,
         )
+
+
+def _still(head: Head, query: Query) -> bool:
+    """False for one that changed between being found and being read."""
+    return query.state in {None, head.row.state} and query.labels.items() <= head.row.labels.items()
 
 
 def unknown(session_id: str, namespace: str) -> NotFound:

@@ -24,6 +24,9 @@ class Named(NamedTuple):
     name: str
 
 
+# No log is as long, and every database still takes it.
+BEYOND = 1 << 62
+
 Parsed = Latest | Number | Named
 
 
@@ -31,15 +34,15 @@ def parse(ref: str | int, session_id: str) -> Parsed:
     if isinstance(ref, bool) or not isinstance(ref, str | int):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidInput("ref", f"must be a name or a number, not {type(ref).__name__}")
     if isinstance(ref, int):
-        return Number(ref)
+        return Number(min(max(ref, 0), BEYOND))
     own = ref.removeprefix(f"{session_id}:")
     if own.isascii() and own.isdigit():
-        return Number(int(own))
+        return Number(_number(own))
     if ref == "latest":
         return Latest()
     back = ref.removeprefix("~")
     if back != ref and back.isascii() and back.isdigit():
-        return Latest(int(back))
+        return Latest(_number(back))
     if not ref:
         raise InvalidInput("ref", "must not be empty; use a name, a number, latest or ~2")
     return Named(ref)
@@ -48,7 +51,11 @@ def parse(ref: str | int, session_id: str) -> Parsed:
 def elsewhere(ref: str | int) -> tuple[str, int] | None:
     """Session and number, if the ref reads as the id of a checkpoint of any session."""
     session_id, _, number = ref.rpartition(":") if isinstance(ref, str) else ("", "", "")
-    return (session_id, int(number)) if session_id and number.isascii() and number.isdigit() else None
+    return (session_id, _number(number)) if session_id and number.isascii() and number.isdigit() else None
+
+
+def _number(digits: str) -> int:
+    return int(digits) if len(digits) < len(str(BEYOND)) else BEYOND
 
 
 def cursor(place: Place) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from saveslot import codec
 from saveslot.codec.frame import PATCH
@@ -21,7 +21,7 @@ from saveslot.stores import Store
 from saveslot.timeline import C, Range, Timeline, merged, needed, note_of
 
 # What a session is about: the dicts of its own, beside the agent's data.
-ABOUT = ("context", "metadata", "labels")
+ABOUT: tuple[str, ...] = ("context", "metadata", "labels")
 ABOUT_KINDS = frozenset({Kind.CREATED, Kind.UPDATED})
 
 
@@ -55,7 +55,8 @@ class Draft:
     def __init__(self, key: bytes, at: Point, limit: int) -> None:
         self.group = Group(key, at.append_id, [])
         self.at = at
-        self.request: bytes | None = None  # what was asked for, where the entry alone does not tell a retry
+        self.author: object = None  # the session value that wants this written, if it was one
+        self.request: object = None  # what was asked for, where the entry alone does not tell a retry
         self.timelines: dict[int, Timeline] = {}  # once landed: what decodes each entry
         self._limit = limit
 
@@ -159,14 +160,33 @@ class Draft:
         self.at = self.at._replace(seq=entry.seq, append_id=entry.append_id, **reached)
 
 
+class Turns(asyncio.Lock):
+    """A lock that knows who wants it: between a release and the next one's turn it looks free and is not."""
+
+    wanted = 0
+
+    async def acquire(self) -> Literal[True]:
+        self.wanted += 1
+        try:
+            return await super().acquire()
+        except BaseException:
+            self.wanted -= 1
+            raise
+
+    def release(self) -> None:
+        super().release()
+        self.wanted -= 1
+
+
 class Slot:
     def __init__(self, store: Store, session_id: str, key: bytes, at: Point, limit: int) -> None:
         self.session_id = session_id
         self.key = key
         self.at = at
         self.timeline = Timeline(session_id, [])  # the frames of the newest state
-        self.lock = asyncio.Lock()  # one append of a session at a time; the next one builds on it
+        self.lock = Turns()  # one append of a session at a time; the next one builds on it
         self.refused = False
+        self.counted = 0  # its weight when it was last weighed
         self._limit = limit
         self._store = store
         self._pending: Draft | None = None
@@ -176,6 +196,11 @@ class Slot:
         held = (self.at.data, self.at.about, self.timeline)
         return 1000 + sum(part.weight for part in held if part is not None)
 
+    def weigh(self) -> int:
+        """How much heavier it has become since it was last weighed."""
+        before, self.counted = self.counted, self.weight
+        return self.counted - before
+
     @property
     def doubtful(self) -> bool:
         """True when nobody knows what became of the last write."""
@@ -183,12 +208,17 @@ class Slot:
 
     @property
     def busy(self) -> bool:
-        return self.lock.locked() or self.doubtful
+        return self.lock.wanted > 0 or self.doubtful
 
     @property
     def ready(self) -> bool:
         """True when an append can be sent at once, with nothing to wait for before it is on its way."""
         return self.at.data is not None and not self.busy
+
+    def meet(self, head: Head) -> None:
+        """Follow the newest entry of the log; what was known of an older one goes."""
+        if self.refused or head.last.append_id != self.at.append_id:
+            self.key, self.at, self.refused = head.row.key, Point.of(head), False
 
     def draft(self) -> Draft:
         return Draft(self.key, self.at, self._limit)
@@ -217,7 +247,7 @@ class Slot:
         return draft, await self.append(draft)
 
     def _grow(self, entry: Entry) -> None:
-        if entry.kind is Kind.ROLLBACK or (entry.frame is not None and not entry.frame[1] & PATCH):
+        if entry.frame is not None and not entry.frame[1] & PATCH:
             self.timeline = Timeline(self.session_id, [])  # the frames before it are not needed any more
         self.timeline.add(entry)
 

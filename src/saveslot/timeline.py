@@ -13,6 +13,8 @@ from saveslot.log import Entry, moment
 from saveslot.model import DATA_KINDS, HIDING_KINDS, Data, SessionCheckpoint, unloaded
 
 C = TypeVar("C", bound=SessionCheckpoint)
+# Checkpoints are values: several threads may look at those of one history, and looking moves its place.
+_LOOKING = Lock()
 Range = tuple[int, int]
 
 
@@ -24,19 +26,16 @@ class Timeline:
         self._since = since  # what rebuilds older entries was left out on purpose
         self._frames = {entry.seq: entry.frame for entry in frames if entry.frame is not None}
         self._seqs = sorted(self._frames)
-        self._state = codec.State()
+        self.weight = sum(map(len, self._frames.values()))
+        self._state: codec.State | None = None  # what the applied frames add up to
         self._applied: list[int] = []
-        self._lock = Lock()  # checkpoints are values: several threads may look at those of one history
-
-    @property
-    def weight(self) -> int:
-        return sum(map(len, self._frames.values()))
 
     def add(self, entry: Entry) -> None:
         """The next frame of the session's log."""
         if entry.frame is not None:
             self._frames[entry.seq] = entry.frame
             self._seqs.append(entry.seq)
+            self.weight += len(entry.frame)
 
     def checkpoint(self, entry: Entry, made_as: type[C]) -> C:
         name = f"{self._session_id}:{entry.seq}"
@@ -46,7 +45,7 @@ class Timeline:
         return made_as.stored(name, entry.name, moment(entry.at), lambda: note_of(entry, name), {})
 
     def data(self, entry: Entry) -> Data:
-        with self._lock:
+        with _LOOKING:
             return self.state(entry).value()
 
     def state(self, entry: Entry) -> codec.State:
@@ -58,20 +57,20 @@ class Timeline:
             if entry.seq < self._since:
                 raise unloaded(name)
             raise Corrupt(f"checkpoint {name}", f"{len(seqs)} of its {recipe.frames} frames are there")
-        if self._applied != seqs[: len(self._applied)]:
-            self._state, self._applied = codec.State(), []
+        state = self._state
+        if state is None or not seqs or self._applied != seqs[: len(self._applied)]:
+            state, self._applied = codec.State(), []
+        self._state = None  # until it is known to be right
         for seq in seqs[len(self._applied) :]:
             try:
-                self._state.apply(self._frames[seq])
+                state.apply(self._frames[seq])
             except Corrupt as exc:
-                self._state, self._applied = codec.State(), []
                 raise Corrupt(f"checkpoint {name}", f"its frame {seq} {exc.reason}") from exc
             self._applied.append(seq)
-        if not seqs:
-            self._state, self._applied = codec.State(), []
-        elif self._state.digest != entry.digest:
+        if state.digest != entry.digest:
             raise Corrupt(f"checkpoint {name}", "its frames do not match their digest")
-        return self._state
+        self._state = state
+        return state
 
     def _within(self, first: int, last: int) -> list[int]:
         return self._seqs[bisect_left(self._seqs, first) : bisect_right(self._seqs, last)]

@@ -12,18 +12,22 @@ Everything comes back: numbers, ids, times, metadata. Values JSON does not know 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, cast
 
 from saveslot import codec, difference
-from saveslot.errors import InvalidInput
+from saveslot.errors import Corrupt, InvalidInput
 from saveslot.log import Entry, micros, moment
-from saveslot.model import DATA_KINDS, HIDING_KINDS, AgentSession, Data, Kind, as_data, as_name, as_time
+from saveslot.model import DATA_KINDS, HIDING_KINDS, AgentSession, Data, Kind, as_data, as_labels, as_name, as_time
 from saveslot.slot import ABOUT, ABOUT_KINDS, Draft
 from saveslot.timeline import Range, Timeline, hidden_by, note_of
 
 VERSION = 1
 CLOSING = "\n]}\n"
+# So many containers stand around a value here at most, beyond those that it is stored in: entry, patch, operation.
+WRAPPING = 3
+# An entry that no export names: whole sessions go by a delete, and what hides others is told by `hides`.
+UNHEARD = frozenset({Kind.TOMBSTONE, Kind.THINNED})
 
 
 def opening(session: AgentSession) -> str:
@@ -74,7 +78,7 @@ def _snapshot(state: codec.State) -> codec.State:
 
 
 def _text(value: Any) -> str:
-    return codec.encode(value, "export", 1 << 40)[0].decode()
+    return codec.encode(value, "export", 1 << 40, depth=-WRAPPING)[0].decode()
 
 
 def read_json(text: str) -> Any:
@@ -95,7 +99,10 @@ def parsed(text: str) -> tuple[AgentSession, list[Data]]:
         raise InvalidInput(
             "import", f"has format {told['saveslot']!r}, this Saveslot reads {VERSION}; upgrade saveslot"
         )
-    told = cast("Data", codec.decode(text.encode(), tagged=True))
+    try:
+        told = cast("Data", codec.decode(text.encode(), tagged=True))
+    except (Corrupt, UnicodeEncodeError) as exc:
+        raise InvalidInput("import", f"holds a value that no export has ({exc})") from None
     session = AgentSession.from_dict({**as_data(told.get("session"), "import.session")})
     entries = told.get("entries")
     if not isinstance(entries, list) or not entries:
@@ -103,13 +110,14 @@ def parsed(text: str) -> tuple[AgentSession, list[Data]]:
     return session, cast("list[Data]", entries)
 
 
-def fill(draft: Draft, entries: Sequence[Data]) -> None:
-    """Add an export's entries to the draft of a new session, each checked and encoded anew."""
+def fill(draft: Draft, entries: Sequence[Data]) -> Iterator[None]:
+    """Add an export's entries to the draft of a new session, each checked and encoded anew, one a step."""
     state: Data | None = None
     for n, told in enumerate(entries):
         path = f"import.entries[{n}]"
         try:
             state = _fill_one(draft, told, n + 1, state)
+            yield
         except InvalidInput as exc:
             raise InvalidInput(f"{path}.{exc.path}", exc.reason) from None
         except (KeyError, TypeError, ValueError) as exc:
@@ -117,12 +125,14 @@ def fill(draft: Draft, entries: Sequence[Data]) -> None:
 
 
 def _fill_one(draft: Draft, told: Data, seq: int, state: Data | None) -> Data | None:
-    kind = Kind[told["kind"].upper()]
+    kind = Kind[str(told["kind"]).upper()]
+    if kind in UNHEARD:
+        raise InvalidInput("kind", f"{told['kind']!r} is in no export")
     if told["seq"] != seq or (kind is Kind.CREATED and seq > 1):
         raise InvalidInput(
             "seq", f"must be {seq}, and only the first entry `created`; found {told['seq']!r} {kind.name}"
         )
-    name, at = as_name(told["name"], "name"), micros(as_time(told["at"], "at"))
+    name, at = as_name(told["name"], "name"), max(1, micros(as_time(told["at"], "at")))
     if kind in DATA_KINDS:
         state = as_data(told["state"], "state") if "state" in told else difference.patched(state or {}, told["patch"])
         draft.checkpoint(name, cast("Data", state), as_data(told.get("metadata"), "metadata"), at=at, sign=False)
@@ -133,8 +143,9 @@ def _fill_one(draft: Draft, told: Data, seq: int, state: Data | None) -> Data | 
         draft.clear(_hidden(told["hides"], seq), name, at=at)
     elif kind in ABOUT_KINDS:
         about = as_data(told["about"], "about")
-        entry = draft.about({part: as_data(about[part], part) for part in ABOUT}, kind=kind, name=name, at=at)
-        entry.note = codec.note(told["data"], "data") if told.get("data") else None
+        parts = {part: as_data(about[part], part) for part in ABOUT}
+        entry = draft.about({**parts, "labels": as_labels(parts["labels"])}, kind=kind, name=name, at=at)
+        entry.note = codec.note(as_data(told["data"], "data"), "data") if told.get("data") else None
     else:
         draft.lifecycle(kind, name, as_data(told.get("data"), "data"), at=at)
     return state

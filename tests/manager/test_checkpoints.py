@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from uuid import uuid4
 
 import pytest
 
+import saveslot
 from saveslot import Conflict, InvalidInput, NotFound, SessionState, TooLarge
 
 TRICKY = {
@@ -322,7 +324,7 @@ async def test_a_checkpoint_with_a_session_value_follows_what_it_has_seen(sessio
 
 
 async def test_a_session_value_can_be_rolled_back_and_goes_on(sessions, others, session):
-    """rollback takes a value too: a stale one is refused, a current one has seen the new entry and its state."""
+    """A rollback takes a value too: a stale one is refused, a current one has seen the new entry and its state."""
     await sessions.checkpoint(session, "one", {"n": 1})
     stale = await others.get_session(session.session_id)
     session.fail("boom")
@@ -362,3 +364,67 @@ async def test_bad_metadata_leaves_the_state_alone(sessions, session):
     made = await sessions.checkpoint(sid, "two", append={"messages": [3]})
     assert made.data == {"messages": [1, 3]}
     assert (await sessions.get_checkpoint(sid)).data == {"messages": [1, 3]}
+
+
+async def test_impossible_refs_and_numbers_are_told(sessions, session):
+    """A ref beyond any log is NotFound; a limit, cursor or text that no database takes is never a raw error."""
+    sid = session.session_id
+    await sessions.checkpoint(sid, "one", {"n": 1})
+    huge = "9" * 30
+    for ref in (10**30, -(10**30), huge, huge * 200, f"~{huge}", f"~{huge * 200}", f"{sid}:{huge}", f"x:{huge * 200}"):
+        with pytest.raises(NotFound):
+            await sessions.get_checkpoint(sid, ref)
+        with pytest.raises(NotFound):
+            await sessions.diff(sid, ref, "latest")
+    for call in (
+        lambda: sessions.get_checkpoint(sid, "\ud800"),
+        lambda: sessions.history(sid, name="\ud800"),
+        lambda: sessions.history(sid, limit=10**30),
+        lambda: sessions.history(sid, since=datetime.max.replace(tzinfo=timezone(timedelta(hours=-9)))),
+        lambda: sessions.find(limit=10**30),
+        lambda: sessions.find(text="\ud800"),
+        lambda: sessions.find(after=f"{'f' * 40}.00"),
+        lambda: sessions.cleanup_stale_sessions(timedelta.max),
+    ):
+        try:
+            await call()
+        except (InvalidInput, NotFound):
+            continue
+
+
+async def test_a_larger_limit_holds_for_appends(stores):
+    """Where max_state_bytes allows more than 16 MB, an append may be as large, and its limit is told."""
+    sessions = saveslot.SessionManager(store=stores[0], max_state_bytes=40_000_000)
+    sid = (await sessions.create_session("tutor")).session_id
+    await sessions.checkpoint(sid, "one", append={"parts": ["x" * 18_000_000]})
+    with pytest.raises(TooLarge, match="40,000,000"):
+        await sessions.checkpoint(sid, "two", append={"parts": ["y" * 30_000_000]})
+    assert len((await sessions.get_checkpoint(sid)).data["parts"]) == 1
+
+
+async def test_a_value_rolls_back_only_what_it_has_seen(sessions, others, session):
+    """A rollback with a value is a Conflict when another process wrote on, however fresh this manager's knowledge."""
+    await sessions.checkpoint(session, "one", {"n": 1})
+    await others.checkpoint(session.session_id, "theirs", {"n": 2})
+    with pytest.raises(Conflict):
+        await sessions.rollback(session, "one")
+    assert [c.name for c in await others.history(session.session_id)] == ["session_created", "one", "theirs"]
+
+
+async def test_a_value_rolled_back_has_seen_no_more_than_that(sessions, session, monkeypatch):
+    """What others write right behind a value's rollback is news to that value."""
+    sid = session.session_id
+    await sessions.checkpoint(session, "one", {"n": 1})
+    read = sessions.get_checkpoint
+
+    async def slowly(*args):
+        await asyncio.sleep(0.1)
+        return await read(*args)
+
+    monkeypatch.setattr(sessions, "get_checkpoint", slowly)
+    rolling = asyncio.ensure_future(sessions.rollback(session, "one"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # now it is at work, and the next one waits for it
+    await asyncio.gather(rolling, sessions.checkpoint(sid, "behind", {"n": 2}))
+    with pytest.raises(Conflict):
+        await sessions.checkpoint(session, "two", {"n": 3})

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import saveslot
-from saveslot import AlreadyExists, Conflict, InvalidInput, InvalidTransition, NotFound, SessionState
+from saveslot import AlreadyExists, Conflict, InvalidInput, InvalidTransition, NotFound, SessionState, Unavailable
 
 
 async def test_a_created_session_is_read_back_equal(sessions, others):
@@ -339,3 +339,76 @@ async def test_the_callers_dicts_stay_the_callers(sessions):
     read = await sessions.get_session(session.session_id)
     read.context["list"].append(3)
     assert (await sessions.get_session(session.session_id)).context == {"list": [1, 2]}
+
+
+async def test_refresh_takes_both_sides_of_a_nested_dict(sessions, others):
+    """Changes of two writers inside one dict of the context are both kept; of the same key mine."""
+    nested = {"x": 0, "y": 0, "z": {"deep": 0}, "gone": 1}
+    mine = await sessions.create_session("tutor", context={"a": nested, "l": [1]})
+    theirs = await others.get_session(mine.session_id)
+    theirs.context["a"].update(y=2, new=3)
+    theirs.context["a"]["z"]["theirs"] = 4
+    await others.update_session(theirs)
+    mine.context["a"]["x"] = 1
+    mine.context["a"]["z"]["deep"] = 5
+    del mine.context["a"]["gone"]
+    await sessions.refresh(mine)
+    await sessions.update_session(mine)
+    want = {"a": {"x": 1, "y": 2, "z": {"deep": 5, "theirs": 4}, "new": 3}, "l": [1]}
+    assert (await others.get_session(mine.session_id)).context == want
+
+
+async def test_a_value_of_a_deleted_session_stays_with_it(sessions, others):
+    """Refreshing a value of a former session with the same id is NotFound: nothing of it gets into the new one."""
+    old = await sessions.create_session("tutor", session_id="s")
+    old.checkpoint("ghost", {})
+    old.context["ghost"] = 1
+    await others.delete_session("s")
+    await others.create_session("grader", session_id="s")
+    for _ in range(2):
+        with pytest.raises(NotFound):
+            await sessions.refresh(old)
+    await sessions.checkpoint("s", "fresh", {})
+    read = await others.get_session("s")
+    assert (read.context, [c.name for c in read.checkpoints]) == ({}, ["session_created", "fresh"])
+
+
+async def test_a_refresh_that_fails_changes_nothing(sessions, others, session, stores, monkeypatch):
+    """After a refresh that raised the value is as it was: its update still says Conflict."""
+    await others.checkpoint(session.session_id, "theirs", {"n": 1})
+
+    async def fail(*_, **__):
+        raise Unavailable("not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stores[0], "entries", fail)
+        with pytest.raises(Unavailable):
+            await sessions.refresh(session)
+    session.context["mine"] = 1
+    with pytest.raises(Conflict):
+        await sessions.update_session(session)
+
+
+async def test_a_list_of_active_sessions_holds_active_ones(sessions, others, session, stores, monkeypatch):
+    """A session that ends or changes its labels while it is being listed is not shown for what it was."""
+    heads = stores[0].heads
+    theirs = await others.get_session(session.session_id)
+    theirs.complete()
+
+    async def late(refs):
+        monkeypatch.setattr(stores[0], "heads", heads)
+        await others.update_session(theirs)
+        return await heads(refs)
+
+    monkeypatch.setattr(stores[0], "heads", late)
+    assert await sessions.get_active_sessions() == []
+
+
+async def test_a_sweep_is_not_stopped_by_a_full_context(stores, clock):
+    """A silent session whose context has no room left becomes failed with the others."""
+    sessions = saveslot.SessionManager(store=stores[0], max_state_bytes=1000)
+    await sessions.create_session("tutor")
+    await sessions.create_session("tutor", context={"k": "x" * 940})
+    clock.pass_hours(72)
+    assert await sessions.cleanup_stale_sessions() == 2
+    assert await sessions.get_active_sessions() == []

@@ -150,3 +150,94 @@ async def test_a_bad_import_says_where_and_stores_nothing(sessions, spoil, says)
     with pytest.raises(InvalidInput, match=says):
         await sessions.import_session(text, session_id="copy")
     assert await sessions.get_session("copy") is None
+
+
+async def test_an_imported_value_shows_its_data(sessions, others):
+    """What import_session returns holds every checkpoint's data, rollbacks too, and so does what follows."""
+    sid = (await sessions.create_session("tutor")).session_id
+    await sessions.checkpoint(sid, "base", {"messages": ["m" * 50] * 40})
+    for n in range(4):
+        await sessions.checkpoint(sid, f"b{n}", append={"messages": [n]})
+    await sessions.rollback(sid, "b1")
+    await sessions.checkpoint(sid, "c", append={"messages": ["c"]})
+    made = await others.import_session(await sessions.export(sid), session_id="copy")
+    assert [c.data for c in made.checkpoints] == [c.data for c in await sessions.history(sid)]
+    await others.update_session(made)
+    assert len(await others.history("copy", all=True)) == len(made.checkpoints)
+    assert (await others.checkpoint(made, "d", append={"messages": ["d"]})).data["messages"][-3:] == [1, "c", "d"]
+
+
+async def test_the_deepest_state_is_exported(sessions, others):
+    """A state nested as deep as is allowed is carried elsewhere, whole and as a change."""
+    deep = 1
+    for _ in range(98):
+        deep = [deep]
+    sid = (await sessions.create_session("tutor", context={"c": deep[0]})).session_id
+    await sessions.checkpoint(sid, "one", {"k": [deep]}, {"m": deep})
+    await sessions.checkpoint(sid, "two", {"k": [deep, deep], "other": [deep]})
+    await others.import_session(await sessions.export(sid), session_id="copy")
+    assert (await others.get_checkpoint("copy")).data == {"k": [deep, deep], "other": [deep]}
+
+
+async def test_an_import_lets_others_run(sessions, session):
+    """A long import or export gives way to the other tasks of the loop again and again."""
+    sid = session.session_id
+    for n in range(100):
+        await sessions.checkpoint(sid, "c", {"n": n})
+    turned = 0
+
+    async def turn():
+        nonlocal turned
+        while True:
+            turned += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(turn())
+    text = await sessions.export(sid)
+    assert turned >= 100
+    turned = 0
+    await sessions.import_session(text, session_id="copy")
+    assert turned >= 100
+    task.cancel()
+
+
+def changed(number, **fields):
+    def change(text):
+        told = json.loads(text)
+        told["entries"][number].update(fields)
+        return json.dumps(told)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        changed(2, kind=5),
+        changed(2, kind="thinned"),
+        changed(2, kind="tombstone"),
+        changed(-1, kind="tombstone"),
+        changed(0, data=[1]),
+        changed(0, about={"context": {}, "metadata": {}, "labels": {"l": 5}}),
+        changed(2, at="0001-01-01T00:00:00+14:00"),
+        changed(2, state={"n": {"$saveslot": ["datetime", "soon"]}}),
+        changed(2, state={"n": {"$saveslot": ["later"]}}),
+        changed(2, state={"n": "\ud800"}),
+        lambda text: text.replace('"created_at":"20', '"created_at":"0001-01-01T00:00:00+14:00","x":"20'),
+    ],
+)
+async def test_a_forged_import_is_refused_in_words(sessions, spoil):
+    """What no export holds is InvalidInput, and nothing of it is kept."""
+    session = await busy_session(sessions)
+    text = spoil(await sessions.export(session.session_id))
+    with pytest.raises(InvalidInput):
+        await sessions.import_session(text, session_id="copy")
+    assert await sessions.get_session("copy") is None
+
+
+async def test_times_before_1970_are_times(sessions):
+    """An imported entry of long ago is shown as of long ago, not as of a moment ago."""
+    session = await busy_session(sessions)
+    text = changed(2, at="1960-01-01T00:00:00+00:00")(await sessions.export(session.session_id))
+    await sessions.import_session(text, session_id="copy")
+    assert (await sessions.history("copy", all=True))[2].timestamp.year <= 1970

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import saveslot
-from saveslot import Conflict, Unavailable
+from saveslot import Conflict, Unavailable, manager
 from saveslot.stores.memory import MemoryStore
 
 
@@ -146,3 +146,187 @@ async def test_an_unknown_outcome_that_lost_the_race_is_told(session):
         await sessions.checkpoint(sid, "mine", {"n": 2})
     await sessions.checkpoint(sid, "mine", {"n": 4})
     assert [c.name for c in await others.history(sid)] == ["session_created", "one", "theirs", "mine"]
+
+
+class Gated(MemoryStore):
+    """A store whose next appends wait until they are let through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates: list[asyncio.Event] = []
+
+    async def append(self, groups):
+        if self.gates:
+            await self.gates.pop(0).wait()
+        return await super().append(groups)
+
+
+async def turns(count: int = 8) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_caller_cancelled_in_the_queue_abandons_the_answer_never_the_write():
+    """A checkpoint that comes while one caller hands over to the next lands too, whenever it is cancelled."""
+    store = Gated()
+    sessions = saveslot.SessionManager(store=store)
+    sid = (await sessions.create_session("tutor")).session_id
+    await sessions.checkpoint(sid, "base", {"n": 0})
+    store.gates = [gate := asyncio.Event()]
+    first = asyncio.ensure_future(sessions.checkpoint(sid, "first", {"n": 1}))
+    await turns()
+    second = asyncio.ensure_future(sessions.checkpoint(sid, "second", {"n": 2}))
+    await turns()
+    gate.set()
+    third = asyncio.ensure_future(sessions.checkpoint(sid, "third", {"n": 3}))
+    await asyncio.sleep(0)
+    third.cancel()
+    await asyncio.gather(first, second, third, return_exceptions=True)
+    await asyncio.gather(*sessions.running)
+    await sessions.checkpoint(sid, "last", {"n": 4})
+    names = [c.name for c in await sessions.history(sid)]
+    assert names == ["session_created", "base", "first", "second", "third", "last"]
+
+
+@pytest.mark.parametrize("other", ["refresh", "stale update"])
+async def test_what_a_value_does_costs_the_writers_of_its_manager_nothing(other):
+    """Writers by id never get Conflict because a session value was refreshed or refused between them."""
+    store = Gated()
+    sessions = saveslot.SessionManager(store=store)
+    value = await sessions.create_session("tutor")
+    sid = value.session_id
+    await sessions.checkpoint(sid, "base", {"n": 0})
+    store.gates = gates = [asyncio.Event() for _ in range(3)]
+    gates = list(gates)
+    calls = [asyncio.ensure_future(sessions.checkpoint(sid, "a", {"n": 1}))]
+    await turns()
+    value.context["k"] = 1
+    between = asyncio.ensure_future(sessions.refresh(value) if other == "refresh" else sessions.update_session(value))
+    await turns()
+    calls.append(asyncio.ensure_future(sessions.checkpoint(sid, "b", {"n": 2})))
+    await turns()
+    gates[0].set()
+    await turns()
+    calls.append(asyncio.ensure_future(sessions.checkpoint(sid, "c", {"n": 3})))
+    for gate in gates:
+        await turns()
+        gate.set()
+    assert [made.seq for made in await asyncio.gather(*calls)] == [3, 4, 5]
+    assert isinstance((await asyncio.gather(between, return_exceptions=True))[0], Conflict) is (other != "refresh")
+
+
+@pytest.mark.parametrize("fault", ["late", "never"])
+async def test_a_write_in_doubt_is_only_its_own_callers(fault):
+    """Another value of the session does not take someone's doubtful write for its own: it is told, nothing is lost."""
+    store = Shaky()
+    sessions = saveslot.SessionManager(store=store)
+    mine = await sessions.create_session("tutor", context={"a": 0})
+    theirs = await sessions.get_session(mine.session_id)
+    mine.context["mine"] = 1
+    setattr(store, fault, 1)
+    with pytest.raises(Unavailable):
+        await sessions.update_session(mine)
+    theirs.context["theirs"] = 2
+    with pytest.raises(Conflict):
+        await sessions.update_session(theirs)
+    await sessions.refresh(theirs)
+    await sessions.update_session(theirs)
+    assert (await sessions.get_session(mine.session_id)).context == {"a": 0, "mine": 1, "theirs": 2}
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_what_landed_unnoticed_is_no_longer_staged_after_a_refresh(same):
+    """A staged entry whose acknowledgement got lost is there once, also if others wrote on and the value refreshed."""
+    store = Shaky()
+    sessions = saveslot.SessionManager(store=store)
+    session = await sessions.create_session("tutor")
+    session.checkpoint("one", {"n": 1})
+    session.pause()
+    store.late = 1
+    with pytest.raises(Unavailable):
+        await sessions.update_session(session)
+    another = sessions if same else saveslot.SessionManager(store=store)
+    await another.checkpoint(session.session_id, "two", {"n": 2})
+    session.checkpoint("three", {"n": 3})
+    with pytest.raises(Conflict):
+        await another.update_session(session)
+    await another.refresh(session)
+    await another.update_session(session)
+    names = ["session_created", "one", "session_paused", "two", "three"]
+    assert [c.name for c in await another.history(session.session_id)] == names
+    assert [c.name for c in session.checkpoints] == names
+
+
+@pytest.mark.parametrize("fault", ["late", "never"])
+async def test_a_rollback_retried_goes_back_once(fault):
+    """A rollback retried after a lost acknowledgement is the same rollback: `~1` does not count from itself."""
+    store = Shaky()
+    sessions = saveslot.SessionManager(store=store)
+    sid = (await sessions.create_session("tutor")).session_id
+    await sessions.checkpoint(sid, "one", {"n": 1})
+    await sessions.checkpoint(sid, "two", {"n": 2})
+    setattr(store, fault, 1)
+    with pytest.raises(Unavailable):
+        await sessions.rollback(sid, "~1")
+    assert (await sessions.rollback(sid, "~1")).data == {"n": 1}
+    assert [c.name for c in await sessions.history(sid)] == ["session_created", "one", "two", "session_rolled_back"]
+
+
+@pytest.mark.parametrize("fault", ["late", "never"])
+async def test_a_value_shows_what_landed_after_all(fault):
+    """A session value lists a checkpoint of its own whose outcome was unknown, once that is settled."""
+    store = Shaky()
+    sessions = saveslot.SessionManager(store=store)
+    session = await sessions.create_session("tutor")
+    await sessions.checkpoint(session, "one", {"n": 1})
+    for name in ("two", "three"):
+        setattr(store, fault, 1)
+        with pytest.raises(Unavailable):
+            await sessions.checkpoint(session, name, {"name": name})
+    await sessions.checkpoint(session, "three", {"name": "three"})
+    assert session.checkpoints == (await sessions.get_session(session.session_id)).checkpoints
+
+
+async def test_a_refresh_is_not_refused_for_a_lost_race():
+    """A refresh takes the news in, also when a write in doubt turns out to have lost; what was staged stays so."""
+    store = Shaky()
+    sessions, others = (saveslot.SessionManager(store=store) for _ in range(2))
+    session = await sessions.create_session("tutor")
+    session.checkpoint("mine", {"n": 1})
+    store.never = 1
+    with pytest.raises(Unavailable):
+        await sessions.update_session(session)
+    await others.checkpoint(session.session_id, "theirs", {"n": 2})
+    await sessions.refresh(session)
+    await sessions.update_session(session)
+    assert [c.name for c in await others.history(session.session_id)] == ["session_created", "theirs", "mine"]
+
+
+async def test_the_cache_stays_within_its_bytes(monkeypatch):
+    """What a manager remembers of sessions is bounded, however short they are and whatever is done with them."""
+    monkeypatch.setattr(manager, "CACHE_BYTES", 200_000)
+    sessions = saveslot.SessionManager()
+    for n in range(300):
+        session = await sessions.create_session("tutor")
+        await sessions.checkpoint(session.session_id, "one", {"text": f"{n}" * 3000})
+    assert sum(slot.weight for slot in sessions._slots.values()) <= 200_000  # noqa: SLF001
+    for session in await sessions.get_active_sessions():
+        await sessions.update_session(session)
+    assert sum(slot.weight for slot in sessions._slots.values()) <= 200_000  # noqa: SLF001
+
+
+async def test_a_tight_loop_of_writes_lets_others_run(sessions, session):
+    """Whoever saves without a pause does not keep the other tasks of the loop from running."""
+    turned = 0
+
+    async def turn():
+        nonlocal turned
+        while True:
+            turned += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(turn())
+    for n in range(100):
+        await sessions.checkpoint(session.session_id, "c", {"n": n})
+    task.cancel()
+    assert turned >= 40

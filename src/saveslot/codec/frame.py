@@ -40,6 +40,7 @@ class _Compressors(local):
 
 
 _compressors = _Compressors()
+_SMALL = [bytes((number,)) for number in range(0x80)]
 
 
 class Frame(NamedTuple):
@@ -99,6 +100,8 @@ def unseal(sealed: bytes) -> bytes:
 
 def varint(number: int) -> bytes:
     """Seven bits a byte, low ones first, the high bit says that more follow: 300 is ac 02."""
+    if number <= 0x7F:  # noqa: PLR2004
+        return _SMALL[number]
     out = bytearray()
     while number > 0x7F:  # noqa: PLR2004
         out.append(number & 0x7F | 0x80)

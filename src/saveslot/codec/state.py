@@ -186,9 +186,10 @@ class State:
         """Be what the next long patch stands on."""
         self._base_digest, self._base_keys, self._kept = digest, list(self.texts), {}
 
-    def follow(self, before: State) -> None:
-        """Stand on what `before` stands on."""
+    def follow(self, before: State, ops: Sequence[Op]) -> None:
+        """Stand on what `before` stands on, after these changes."""
         self._base_digest, self._base_keys, self._kept = before._base_digest, before._base_keys, before._kept.copy()
+        self.note(ops)
 
     def note(self, ops: Sequence[Op]) -> None:
         """Remember what these changes left of the texts that the next long patch stands on."""
@@ -302,13 +303,13 @@ def _finished(after: State, before: State | None, ops: list[Op], seq: int) -> Wr
     """The frame for a state whose texts are known: a patch where that pays, or a keyframe."""
     after.tip = seq
     if before is not None:
-        after.follow(before)
         if not ops:
+            after.follow(before, ops)
             after.recipe, after.digest, after.tip = before.recipe, before.digest, before.tip
             return Written(None, after)
-        after.note(ops)
         digest, long = before.digest, before.recipe.short == MAX_SHORT
         if long:
+            after.follow(before, ops)
             digest, ops = after.long()
         body = _pack_ops(ops)
         if len(body) < WORTH_PATCHING * sum(map(len, after.texts.values())):
@@ -318,6 +319,8 @@ def _finished(after: State, before: State | None, ops: list[Op], seq: int) -> Wr
                 after.recipe, after.digest = recipe, chained(digest, frame)
                 if long:
                     after.stand(after.digest)
+                else:
+                    after.follow(before, ops)
                 return Written(frame, after)
     frame = pack(after.document(), patch=False, tagged=after.tagged)
     after.recipe, after.digest = Recipe(((seq, seq),), 1, 0, len(frame)), chained(b"", frame)

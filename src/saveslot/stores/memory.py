@@ -48,6 +48,7 @@ class MemoryStore:
         verdicts = [self._land(group) for group in groups]
         self._news.set()
         self._news = asyncio.Event()
+        await asyncio.sleep(0)  # whoever saves in a tight loop must not keep the others from running
         return verdicts
 
     def _land(self, group: Group) -> Verdict:
@@ -240,6 +241,10 @@ def _copy(row: Row) -> Row:
     return msgspec.structs.replace(row, labels=dict(row.labels))
 
 
+def _lower(text: str) -> bytes:
+    return text.encode(errors="surrogatepass").lower()
+
+
 def _matches(row: Row, query: Query) -> bool:
     texts = (row.session_id, row.agent_type, row.user_id, *row.labels.values())
     return (
@@ -250,6 +255,6 @@ def _matches(row: Row, query: Query) -> bool:
         and all(row.labels.get(name) == value for name, value in query.labels.items())
         and (query.created_after is None or row.created_at > query.created_after)
         and (query.created_before is None or row.created_at < query.created_before)
-        and (query.text is None or any(query.text.encode().lower() in text.encode().lower() for text in texts))
+        and (query.text is None or any(_lower(query.text) in _lower(text) for text in texts))
         and (query.prefix is None or row.session_id.startswith(query.prefix))
     )

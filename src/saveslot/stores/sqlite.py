@@ -46,6 +46,9 @@ READERS = 2
 # Other processes' appends are seen within this time; our own wake a watcher at once.
 POLL = 0.05
 
+# More entries or bytes of frames than this are never written in the event loop: 12 MB took 30 ms there.
+MANY, LARGE = 32, 256 * 1024
+
 _HEADER = "seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq, recipe, digest, note"
 _SIZE = "coalesce(length(frame), 0) + coalesce(length(note), 0)"
 _ROW = "key, namespace, id, agent_type, user_id, state, created_at, heartbeat, fence, lease, body, labels"
@@ -106,10 +109,10 @@ class SqliteStore:
         self._check_open()
         return await asyncio.get_running_loop().run_in_executor(self._readers, run)
 
-    async def _write(self, work: Callable[[apsw.Connection], T], *, single: bool = False) -> T:
+    async def _write(self, work: Callable[[apsw.Connection], T], *, single: bool = False, heavy: bool = False) -> T:
         self._check_open()
         with translated(self._path):
-            return await self._writer.submit(work, single=single)
+            return await self._writer.submit(work, single=single, heavy=heavy)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -119,7 +122,11 @@ class SqliteStore:
 
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
         single = len(groups) == 1 and len(groups[0].entries) == 1 and _plain(groups[0]) and not groups[0].only_stale
-        return await self._write(lambda connection: [self._land(connection, group) for group in groups], single=single)
+        entries = [entry for group in groups for entry in group.entries]
+        heavy = len(entries) > MANY or sum(len(entry.frame or b"") for entry in entries) > LARGE
+        return await self._write(
+            lambda connection: [self._land(connection, group) for group in groups], single=single, heavy=heavy
+        )
 
     def _land(self, connection: apsw.Connection, group: Group) -> Verdict:
         now = self._clock()

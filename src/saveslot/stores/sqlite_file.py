@@ -70,6 +70,8 @@ class translated:  # noqa: N801  (reads as a verb)
             case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError() | OSError():
                 hint = "make its folder writable, or choose another file by SAVESLOT_URL"
                 raise Unavailable(f"{self._path} cannot be opened or written ({exc}); {hint}") from exc
+            case OverflowError() | UnicodeEncodeError():
+                raise InvalidInput("argument", f"cannot be handed to SQLite ({exc})") from exc
             case apsw.Error():
                 raise Unavailable(f"{self._path}: {exc}; nothing was acknowledged; retry") from exc
             case _:

@@ -28,6 +28,7 @@ class Job(NamedTuple):
     work: Work
     answer: asyncio.Future[Any]
     single: bool  # one statement, which is a transaction by itself
+    heavy: bool  # too long for the event loop, however quick the last one was
 
 
 Batch = list[Job]
@@ -62,11 +63,13 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="saveslot-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[apsw.Connection], T], *, single: bool = False) -> asyncio.Future[T]:
+    def submit(
+        self, work: Callable[[apsw.Connection], T], *, single: bool = False, heavy: bool = False
+    ) -> asyncio.Future[T]:
         """Run in the next transaction. Cancelling the future abandons the answer; the work is done all the same."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
-        job = Job(work, answer, single)
+        job = Job(work, answer, single, heavy)
         if self._lone and self._turned and not self._forming:
             self._turned = False  # once a turn: whoever saves in a tight loop must not keep the others from running
             loop.call_soon(self._turn)
@@ -101,7 +104,7 @@ class Writer:
 
     def _here(self, batch: Batch, loop: asyncio.AbstractEventLoop) -> bool:
         """Commit a lone job in the event loop; False leaves it to the thread."""
-        if not self._quick or self._waiting or not self._baton.acquire(blocking=False):
+        if not self._quick or self._waiting or batch[0].heavy or not self._baton.acquire(blocking=False):
             return False
         try:
             results = self._committed(batch, patience=0)
@@ -118,7 +121,7 @@ class Writer:
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:
             loop, batch = first
-            batches = 1
+            loops = [loop]
             last = False
             while len(batch) < MAX_BATCH:
                 try:
@@ -129,12 +132,15 @@ class Writer:
                     last = True
                     break
                 batch = batch + more[1]
-                batches += 1
+                loops.append(more[0])
             with self._baton:
                 results = self._committed(batch, patience=PATIENCE) if batch else []
                 if self._wal_pages >= self._next_checkpoint:
                     self._checkpoint()
-            _tell(loop, self._answer, results, batches)
+            for loop in set(loops):  # each caller in its own loop: another's may be closed
+                mine = [result for result in results if result[0].get_loop() is loop]
+                if not _told(loop, self._answer, mine, loops.count(loop)):
+                    self._waiting -= loops.count(loop)
             if last:
                 return
 
@@ -199,8 +205,9 @@ class Writer:
             return  # the WAL holds everything; the next checkpoint tries again
 
 
-def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
+def _told(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> bool:
     try:
         loop.call_soon_threadsafe(call, *arguments)
     except RuntimeError:
-        return  # the loop is closed: nobody waits for an answer any more
+        return False  # the loop is closed: nobody waits for an answer any more
+    return True
