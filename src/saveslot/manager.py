@@ -219,7 +219,7 @@ class SessionManager(SessionReader):
         return session
 
     async def _met(self, session: AgentSession) -> Head:
-        """The head of a session value's log, which the slot follows from now on."""
+        """The head of a session value's log, for its manager too."""
         slot = self._slots.get(session.session_id)
         if slot is None:
             head = await self._existing(session.session_id)
@@ -228,7 +228,7 @@ class SessionManager(SessionReader):
                 with suppress(Conflict):  # a write in doubt lost; what was staged still is
                     await self._settle(slot, session)
                 head = await self._existing(session.session_id)
-                slot.meet(head)
+                self._renew(slot, head)
         if session.seen is not None and session.seen.key != head.row.key:
             raise NotFound(f"session {session.session_id} was deleted and created anew; read the new one (get_session)")
         return head
@@ -473,15 +473,21 @@ class SessionManager(SessionReader):
             raise Conflict(f"session {session.session_id}: this value was not read from the store; refresh it first")
         if slot.at.append_id != seen.append_id:
             head = await self._head(session.session_id)
-            if head is None:
-                self._forget(slot)
-                raise unknown(session.session_id, self.namespace)
-            slot.meet(head)
-            if head.row.key != seen.key:
+            if head is None or head.row.key != seen.key:
+                self._renew(slot, head)
                 raise unknown(session.session_id, self.namespace)
             if head.last.append_id != seen.append_id:
+                self._renew(slot, head)
                 raise refusal(session.session_id, Verdict(Outcome.CONFLICT, head=head.last), seen.seq)
+            slot.meet(head)
         return seen
+
+    def _renew(self, slot: Slot, head: Head | None) -> None:
+        """Let the next caller load anew. Where callers wait already they keep the slot: with two they would collide."""
+        if head is not None and slot.lock.wanted > 1:
+            slot.meet(head)
+        else:
+            self._forget(slot)
 
     def _forget(self, slot: Slot | None) -> None:
         if slot is not None and self._slots.get(slot.session_id) is slot:

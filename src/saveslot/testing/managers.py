@@ -231,7 +231,9 @@ class ManagerMachine(RuleBasedStateMachine):
     def update(self, who: int, pick: Any, verbs: list[str], refresh: bool, context: bool) -> None:  # noqa: FBT001
         session_id = pick.choice(sorted(self.held))
         held, log, manager = self.held[session_id], self.logs.get(session_id), self.managers[who]
-        if refresh and log is not None:
+        if refresh and log is not None and held.incarnation != log.incarnation:
+            self.refused(manager.refresh(held.value), NotFound)
+        elif refresh and log is not None:
             self.run(manager.refresh(held.value))
             self.knows[who].pop(session_id, None)
             held.incarnation, held.seen = log.incarnation, log.head
