@@ -329,8 +329,10 @@ class AgentSession:
         return next((c for c in reversed(self.checkpoints) if name is None or c.name == name), None)
 
     def get_duration(self) -> timedelta:
-        ended = self.state in {COMPLETED, FAILED} and self.checkpoints
-        return (self.checkpoints[-1].timestamp if ended else now()) - self.created_at
+        """From its creation to now, or to its last checkpoint once it ended (its last sign of life, in a list)."""
+        if self.state not in {COMPLETED, FAILED}:
+            return now() - self.created_at
+        return (self.checkpoints[-1].timestamp if self.checkpoints else self.last_heartbeat) - self.created_at
 
     def to_dict(self) -> Data:
         return {

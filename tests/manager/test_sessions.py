@@ -243,6 +243,15 @@ async def test_find_filters_and_pages_newest_first(sessions, clock):
         await sessions.find(limit=0)
 
 
+async def test_the_duration_of_an_ended_session_stands_still_in_a_list(sessions, session, clock):
+    """Without its history loaded, an ended session's duration still ends with it."""
+    session.complete()
+    await sessions.update_session(session)
+    clock.pass_hours(5)
+    [listed] = await sessions.find()
+    assert abs(listed.get_duration() - session.get_duration()) < timedelta(seconds=5)
+
+
 async def test_a_listed_session_can_be_updated(sessions, others, session):
     """What a list shows has been seen: its update lands without a read in between."""
     [listed] = await others.get_active_sessions(agent_type="tutor", user_id="anna")
