@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -34,6 +33,7 @@ from saveslot.model import (
 )
 from saveslot.reading import SessionReader, unknown
 from saveslot.slot import ABOUT, Draft, Point, Slot, beginning, creation, refusal
+from saveslot.slots import Slots
 from saveslot.stores import Store
 from saveslot.stores.memory import MemoryStore
 from saveslot.timeline import shown
@@ -41,8 +41,6 @@ from saveslot.timeline import shown
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# The states that the next changes are compared with. One that was pushed out costs a resume when it is needed again.
-CACHE_BYTES = 64 * 1024 * 1024
 # How many sessions a sweep fails in one transaction.
 SWEEP_BATCH = 200
 
@@ -83,8 +81,7 @@ class SessionManager(SessionReader):
         self.session_ttl_hours = session_ttl_hours
         self.running: set[asyncio.Future[Any]] = set()
         self._limit = max_state_bytes
-        self._slots: OrderedDict[str, Slot] = OrderedDict()
-        self._weight = 0  # of them all, as they were last weighed
+        self._slots = Slots()
 
     async def __aenter__(self) -> Self:
         return self
@@ -147,7 +144,7 @@ class SessionManager(SessionReader):
         made = shown(made, draft.group.entries, session.session_id)
         session.checkpoints = [draft.landed(entry, SessionCheckpoint) for entry in made]
         session.seen = _seen(slot, None)
-        self._keep(slot)
+        self._slots.keep(slot)
         return session
 
     @settled
@@ -190,7 +187,7 @@ class SessionManager(SessionReader):
     async def _beat(self, session: AgentSession, slot: Slot) -> None:
         [head] = await self._store.heads([slot.key])
         if head is None or head.last.append_id != slot.at.append_id:
-            self._forget(slot)
+            self._slots.forget(slot)
             outcome = Outcome.MISSING if head is None else Outcome.CONFLICT
             raise refusal(session.session_id, Verdict(outcome, head=head and head.last), slot.at.seq)
         [beaten] = await self._store.beat([slot.key])
@@ -228,7 +225,7 @@ class SessionManager(SessionReader):
                 with suppress(Conflict):  # a write in doubt lost; what was staged still is
                     await self._settle(slot, session)
                 head = await self._existing(session.session_id)
-                self._renew(slot, head)
+                self._slots.renew(slot, head)
         if session.seen is not None and session.seen.key != head.row.key:
             raise NotFound(f"session {session.session_id} was deleted and created anew; read the new one (get_session)")
         return head
@@ -238,7 +235,7 @@ class SessionManager(SessionReader):
         """Soft: its log stays as the audit trail, behind a tombstone. True if it was there."""
         while True:
             head = await self._head(id)
-            self._forget(self._slots.get(id))
+            self._slots.forget(self._slots.get(id))
             if head is None:
                 return False
             draft = Draft(head.row.key, Point.of(head), self._limit)
@@ -440,7 +437,7 @@ class SessionManager(SessionReader):
         slot = self._slots.get(session_id)  # another caller may have been quicker
         if slot is None:
             slot = Slot(self._store, session_id, head.row.key, Point.of(head), self._limit)
-            self._keep(slot)
+            self._slots.keep(slot)
         return slot
 
     async def _append(self, slot: Slot, draft: Draft) -> Verdict:
@@ -448,9 +445,9 @@ class SessionManager(SessionReader):
             return await slot.append(draft)
         finally:
             if slot.refused:
-                self._forget(slot)
+                self._slots.forget(slot)
             else:
-                self._keep(slot)
+                self._slots.keep(slot)
 
     async def _settle(self, slot: Slot, session: AgentSession | None) -> Draft | None:
         """Find out what became of a write whose outcome is unknown, before anything else is written."""
@@ -458,7 +455,7 @@ class SessionManager(SessionReader):
             landed = await slot.settle()
         finally:
             if slot.refused:
-                self._forget(slot)
+                self._slots.forget(slot)
         if landed is None:
             return None
         draft, verdict = landed
@@ -474,45 +471,13 @@ class SessionManager(SessionReader):
         if slot.at.append_id != seen.append_id:
             head = await self._head(session.session_id)
             if head is None or head.row.key != seen.key:
-                self._renew(slot, head)
+                self._slots.renew(slot, head)
                 raise unknown(session.session_id, self.namespace)
             if head.last.append_id != seen.append_id:
-                self._renew(slot, head)
+                self._slots.renew(slot, head)
                 raise refusal(session.session_id, Verdict(Outcome.CONFLICT, head=head.last), seen.seq)
             slot.meet(head)
         return seen
-
-    def _renew(self, slot: Slot, head: Head | None) -> None:
-        """Let the next caller load anew. Where callers wait already they keep the slot: with two they would collide."""
-        if head is not None and slot.lock.wanted > 1:
-            slot.meet(head)
-        else:
-            self._forget(slot)
-
-    def _forget(self, slot: Slot | None) -> None:
-        if slot is not None and self._slots.get(slot.session_id) is slot:
-            del self._slots[slot.session_id]
-            self._weight -= slot.counted
-            slot.counted = 0
-
-    def _keep(self, newest: Slot) -> None:
-        """The slot to use from now on. Those that were longest without use make room for it, if nobody needs them."""
-        if self._slots.get(newest.session_id) is not newest:
-            self._forget(self._slots.get(newest.session_id))
-            self._slots[newest.session_id] = newest
-        self._slots.move_to_end(newest.session_id)
-        self._weight += newest.weigh()
-        excess = self._weight - CACHE_BYTES
-        if excess > 0:
-            spare: list[Slot] = []
-            for slot in self._slots.values():
-                if excess <= 0:
-                    break
-                if slot is not newest and not slot.busy:
-                    spare.append(slot)
-                    excess -= slot.counted
-            for slot in spare:
-                self._forget(slot)
 
 
 def _named(session: AgentSession | str) -> tuple[AgentSession | None, str]:

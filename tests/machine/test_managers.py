@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import count
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from saveslot import Corrupt
-from saveslot.slot import Slot
+from saveslot import Conflict, NotFound
+from saveslot.slot import Draft, Slot
 from saveslot.stores.sqlite import SqliteStore
 from saveslot.testing.managers import ManagerMachine
 
@@ -45,15 +46,21 @@ def test_managers_follow_the_model_for_long(machine):
     run_state_machine_as_test(machine, settings=LONG)
 
 
-def test_the_machine_sees_a_rollback_that_prolongs_the_wrong_range(monkeypatch):
-    """A planted fault in how a state goes on after a cold read is caught."""
-    cold = Slot._cold  # noqa: SLF001  (the place to plant it)
+def test_the_machine_sees_a_manager_that_trusts_what_it_knew(monkeypatch):
+    """A planted fault, a slot that never follows what others wrote, is caught."""
+    monkeypatch.setattr(Slot, "meet", lambda *_: None)
+    with pytest.raises((Conflict, NotFound, AssertionError)):
+        run_state_machine_as_test(ManagerMachine, settings=settings(QUICK, max_examples=500, phases=[Phase.generate]))
 
-    async def wrong(self, seq, kinds):
-        state, frames = await cold(self, seq, kinds)
-        state.tip = state.recipe.ranges[-1][1] if state.recipe.ranges else 0
-        return state, frames
 
-    monkeypatch.setattr(Slot, "_cold", wrong)
-    with pytest.raises((Corrupt, AssertionError)):
+def test_the_machine_sees_data_that_is_not_the_newest(monkeypatch):
+    """A planted fault, a rollback that restores nothing, is caught."""
+    rollback = Draft.rollback
+
+    def wrong(self, name, target, metadata):
+        older = target and msgspec.structs.replace(target, recipe=b"", digest=b"")
+        rollback(self, name, older, metadata)
+
+    monkeypatch.setattr(Draft, "rollback", wrong)
+    with pytest.raises(AssertionError):
         run_state_machine_as_test(ManagerMachine, settings=settings(QUICK, max_examples=500, phases=[Phase.generate]))

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import saveslot
-from saveslot import Conflict, Unavailable, manager
+from saveslot import Conflict, Unavailable, slots
 from saveslot.stores.memory import MemoryStore
 
 
@@ -304,15 +304,15 @@ async def test_a_refresh_is_not_refused_for_a_lost_race():
 
 async def test_the_cache_stays_within_its_bytes(monkeypatch):
     """What a manager remembers of sessions is bounded, however short they are and whatever is done with them."""
-    monkeypatch.setattr(manager, "CACHE_BYTES", 200_000)
+    monkeypatch.setattr(slots, "CACHE_BYTES", 200_000)
     sessions = saveslot.SessionManager()
     for n in range(300):
         session = await sessions.create_session("tutor")
         await sessions.checkpoint(session.session_id, "one", {"text": f"{n}" * 3000})
-    assert sum(slot.weight for slot in sessions._slots.values()) <= 200_000  # noqa: SLF001
+    assert sessions._slots.weight <= 200_000  # noqa: SLF001
     for session in await sessions.get_active_sessions():
         await sessions.update_session(session)
-    assert sum(slot.weight for slot in sessions._slots.values()) <= 200_000  # noqa: SLF001
+    assert sessions._slots.weight <= 200_000  # noqa: SLF001
 
 
 async def test_a_tight_loop_of_writes_lets_others_run(sessions, session):

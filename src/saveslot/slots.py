@@ -1,0 +1,52 @@
+"""What one manager remembers of its sessions: slots by id, within a bound of bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from saveslot.log import Head
+from saveslot.slot import Slot
+
+# The states that the next changes are compared with. One that was pushed out costs a resume when it is needed again.
+CACHE_BYTES = 64 * 1024 * 1024
+
+
+class Slots:
+    def __init__(self) -> None:
+        self._slots: OrderedDict[str, Slot] = OrderedDict()
+        self.weight = 0  # of them all, as they were last weighed
+
+    def get(self, session_id: str) -> Slot | None:
+        return self._slots.get(session_id)
+
+    def keep(self, newest: Slot) -> None:
+        """The slot to use from now on. Those that were longest without use make room for it, if nobody needs them."""
+        if self._slots.get(newest.session_id) is not newest:
+            self.forget(self._slots.get(newest.session_id))
+            self._slots[newest.session_id] = newest
+        self._slots.move_to_end(newest.session_id)
+        self.weight += newest.weigh()
+        excess = self.weight - CACHE_BYTES
+        if excess > 0:
+            spare: list[Slot] = []
+            for slot in self._slots.values():
+                if excess <= 0:
+                    break
+                if slot is not newest and not slot.busy:
+                    spare.append(slot)
+                    excess -= slot.counted
+            for slot in spare:
+                self.forget(slot)
+
+    def forget(self, slot: Slot | None) -> None:
+        if slot is not None and self._slots.get(slot.session_id) is slot:
+            del self._slots[slot.session_id]
+            self.weight -= slot.counted
+            slot.counted = 0
+
+    def renew(self, slot: Slot, head: Head | None) -> None:
+        """Let the next caller load anew. Where callers wait already they keep the slot: with two they would collide."""
+        if head is not None and slot.lock.wanted > 1:
+            slot.meet(head)
+        else:
+            self.forget(slot)
