@@ -307,7 +307,7 @@ class SessionManager(SessionReader):
         slot = self._slots.get(session_id)
         if slot is not None and slot.ready and (value is None or _current(value, slot)):
             # Nothing is awaited before the write is on its way, so a cancellation can only abandon the answer: the
-            # slot remembers the write and asks what became of it. Saves a task, a quarter of the cost.
+            # slot remembers the write and asks what became of it. Saves a task and a shield, 11 us.
             return await self._checkpoint(value, session_id, name, data, metadata, append, patch)
         return await self._settled_checkpoint(value, session_id, name, data, metadata, append, patch)
 

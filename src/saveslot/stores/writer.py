@@ -36,7 +36,7 @@ Result = tuple["asyncio.Future[Any]", Any, BaseException | None]
 
 # A commit under this may run in the event loop: less than encoding a large state takes there.
 QUICK = 0.001
-# A transaction takes at most so many jobs: more would hold the write lock for longer than another process should wait.
+# Waiting batches are merged up to so many jobs: more would hold the write lock for longer than others should wait.
 MAX_BATCH = 256
 # How long a batch waits for another process's commit. A process stopped inside a commit looks like that.
 PATIENCE = 30.0
