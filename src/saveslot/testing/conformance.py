@@ -527,7 +527,7 @@ class StoreConformance:
         assert await desk.other.heads([pen.key, (desk.namespace, "a")]) == [None, None]
         assert await desk.ids() == ["b"]
         assert (await desk.other.count(Query(namespace=desk.namespace))).states == {"active": 1}
-        assert await desk.store.beat([pen.key]) == [0]
+        assert await desk.store.beat([(pen.key, None)]) == [0]
         for late in (pen, stale):
             verdict = await desk.send(late.group())
             assert verdict.outcome is MISSING
@@ -630,7 +630,7 @@ class StoreConformance:
             await desk.land(pen, group, on=desk.other)
             expected += [expected[-1], desk.clock() if sign else expected[-1]]
         desk.clock.jump(10)
-        await desk.store.beat([pen.key])
+        await desk.store.beat([(pen.key, None)])
         await desk.write(pen, whole={"heartbeat": True})
         expected.append(expected[-1])
         assert [entry.alive for entry in await desk.log(pen)] == expected
@@ -650,7 +650,7 @@ class StoreConformance:
         await desk.delete(gone)
         desk.clock.jump(5)
         keys = [*(pen.key for pen in pens), gone.key, fresh_key()]
-        assert await desk.store.beat(keys) == [desk.clock(), desk.clock(), 0, 0, 0, 0]
+        assert await desk.store.beat([(key, None) for key in keys]) == [desk.clock(), desk.clock(), 0, 0, 0, 0]
         heads = [await desk.head(pen) for pen in pens]
         assert [head.row.heartbeat for head in heads] == [desk.clock(), desk.clock(), 1, 1]
         assert {head.last.seq for head in heads} == {1}
@@ -671,7 +671,7 @@ class StoreConformance:
         """A group for the stale lands only if neither a heartbeat nor a sign came for so long; to the microsecond."""
         beaten, signed, silent = [await desk.create(name) for name in "abc"]
         desk.clock.jump(100)
-        await desk.store.beat([beaten.key])
+        await desk.store.beat([(beaten.key, None)])
         await desk.write(signed, sign=True)
         desk.clock.jump(50)
         fail = {"state": "failed", "only_stale": 50 * SECOND}
@@ -1056,7 +1056,7 @@ class StoreConformance:
             lambda: store.entries(pen.key),
             lambda: store.find(query),
             lambda: store.count(query),
-            lambda: store.beat([pen.key]),
+            lambda: store.beat([(pen.key, None)]),
             lambda: store.events(desk.namespace, None),
             lambda: store.empty(pen.key, [1]),
             lambda: store.purge(pen.key),

@@ -259,7 +259,7 @@ class LikeMemory(RuleBasedStateMachine):
     @rule(on=handle, pick=picks)
     def beat(self, on: int, pick: Random) -> None:
         keys = [pick.choice(self.known).pen.key for _ in range(3)]
-        self.both(on, lambda store: store.beat([*keys, self.fresh()]))
+        self.both(on, lambda store: store.beat([(key, None) for key in (*keys, self.fresh())]))
         self.both(1 - on, lambda store: store.heads(keys))
 
     @rule(on=handle, pick=picks)
