@@ -159,6 +159,11 @@ ILLEGAL = {
         [*HELD, ok("release", 30, 3, lease="A"), unknown("write", 25, lease="A", digest="d4")],
         [HOLD, MINE, Logged(3, "release", fence=1), Logged(4, "write", "d4", fence=1, lease="A")],
     ),
+    "a write under a lease that another client took": (
+        Rule.ZOMBIE,
+        [ok("hold", 10, 1), ok("write", 20, 2, client="w2")],
+        [HOLD, MINE],
+    ),
     "two owners at once": (Rule.LIFECYCLE, [ok("hold", 10, lease="A"), ok("hold", 20, lease="B")], None),
     "two owners of one fence": (
         Rule.OWNERS,
@@ -198,6 +203,7 @@ LEGAL = {
         [unknown("write", 10, digest="d1", append_id="a"), ok("write", 30, 1, append_id="a"), ok("read", 25, 1)],
         [Logged(1, digest="d1", append_id="a")],
     ),
+    "the same payload sent once more": ([unknown("write", 10, digest="d1"), ok("write", 30, 1)], log(1)),
     "a purged session": ([*THREE, ok("delete", 40, 4), refused("read", 50, error="not_found")], []),
     "a deletion under way": ([*THREE, unknown("delete", 40), ok("read", 50, 3), ok("read", 60, 0)], log(1, 2, 3)),
     "a claim by a claimer that died of it": (
@@ -213,6 +219,10 @@ LEGAL = {
         [HOLD, MINE, CLAIM, Logged(4, "write", "d4", fence=2, lease="B")],
     ),
     "a pause whose number nobody noted": ([ok("pause", 10)], [Logged(1, "pause")]),
+    "clients that know no leases, and a hold that took over": (
+        [ok("hold", 10, 1), ok("write", 20, 2), ok("hold", 30, 3, client="w2"), ok("write", 40, 4, client="w2")],
+        [HOLD, MINE, CLAIM, Logged(4, "write", "d4", fence=2, lease="B")],
+    ),
     "a hold of what a lost answer left held": (
         [unknown("hold", 10), ok("hold", 20, 2, lease="B", fence=2)],
         [HOLD, Logged(2, "hold", fence=2, lease="B")],
@@ -286,7 +296,8 @@ def lived(pick, calls, *, identified=True):
             former = model.holder if op.op == "claim" else ""
             op = msgspec.structs.replace(op, lease=f"L{n}", former=former)
         elif op.op in {"write", "release"}:
-            op = msgspec.structs.replace(op, lease=lease, digest=f"d{n}" if op.op == "write" else "")
+            client = f"w{int(lease[1:]) % 5}" if lease else op.client
+            op = msgspec.structs.replace(op, client=client, lease=lease, digest=f"d{n}" if op.op == "write" else "")
         if identified and op.op != "read":
             op = msgspec.structs.replace(op, append_id=f"a{n}")
         told, arrives = pick.random() < 0.8, pick.random() < 0.5

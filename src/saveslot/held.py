@@ -15,7 +15,7 @@ from saveslot.lifecycle import follow
 from saveslot.lifeline import Lifeline
 from saveslot.log import Head, Outcome, Verdict, moment
 from saveslot.lookup import Lookup
-from saveslot.model import STEP_KINDS, AgentSession, Checkpoint, Data, Kind, as_data
+from saveslot.model import STEP_KINDS, AgentSession, Checkpoint, Data, Kind, Owner, as_data
 from saveslot.saving import Save, drafted
 from saveslot.slot import ABOUT, Draft, Point, Slot, refusal
 from saveslot.steps import Journal, Mode, OnUnknown, Step
@@ -120,7 +120,7 @@ class Held:
 
     def taken(self, draft: Draft, verdict: Verdict) -> None:
         self._slot.at = draft.at
-        self.session.owner = None
+        self.session.owner = Owner(self._lifeline.name, self._lifeline.ttl)
         if draft.group.entries[0].sign:
             self.session.last_heartbeat = moment(verdict.times[0])
 

@@ -102,8 +102,8 @@ class Lifeline:
 
     @property
     def usable(self) -> bool:
-        """False for one that was declared dead, or that belongs to an event loop of the past."""
-        return self.dead is None and asyncio.get_running_loop() is self._loop
+        """False for one that was declared dead, whose thread is gone, or whose event loop is of the past."""
+        return self.dead is None and self._thread.is_alive() and asyncio.get_running_loop() is self._loop
 
     @property
     def alive(self) -> bool:

@@ -48,8 +48,8 @@ class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
     """A call, from its invocation to its return. What is known only then is said to `Call.ok`.
 
     `op`: create, write, delete, release, a verb of the lifecycle; hold takes what nobody holds, claim takes from a
-    holder that is thought dead (a hold that turned out to be one: `call.ok(op="claim", former=…)`); read is of the
-    head, at the level at which no read is stale. Anything else is an entry that changes neither state nor holder.
+    holder that is thought dead (the log tells which it was, or `call.ok(op="claim")`); read is of the head, at the
+    level at which no read is stale. Anything else is an entry that changes neither state nor holder.
     """
 
     client: str
@@ -63,7 +63,7 @@ class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
     group: tuple[str, ...] = ()  # the digests of all entries of one write, when they are several
     append_id: str = ""
     fence: int | None = None
-    lease: str = ""  # the one that it was called under; the new one of a hold or claim
+    lease: str = ""  # the one that it was called under, the new one of a hold or claim; where unknown, the log's counts
     former: str = ""  # the lease that a claim takes the session from
     error: str = ""
 
@@ -269,10 +269,9 @@ class _Session:
                 seq = op.seq
             if seq is not None and seq not in taken:
                 taken.add(seq)  # it landed, whether anyone was told or not
-                how = self.logged[seq].op if seq in self.logged and op.op in TAKES else op.op
                 returned = op.returned if op.outcome == "ok" else None
-                calls[n] = msgspec.structs.replace(op, op=how, outcome="ok", returned=returned, seq=seq)
-        self.calls = sorted(calls, key=lambda op: op.invoked)
+                calls[n] = msgspec.structs.replace(op, outcome="ok", returned=returned, seq=seq)
+        self.calls = sorted(map(self._informed, calls), key=lambda op: op.invoked)
         self.reads = [op for op in self.calls if op.op == "read" and op.outcome == "ok"]
         self.writes = [op for op in self.calls if op.op != "read"]
         self.deletes = [op for op in self.writes if op.op == "delete"]
@@ -284,6 +283,14 @@ class _Session:
             for n, digest in enumerate(op.digests)
         ]
         self.at = {seq: (digest, op) for seq, digest, op in self.landed}
+
+    def _informed(self, op: Operation) -> Operation:
+        """With what only the log tells: the lease, and whether a hold took the session over."""
+        entry = self.logged.get(op.seq or 0)
+        if entry is None or op.op == "read":
+            return op
+        how = entry.op if {op.op, entry.op} <= TAKES else op.op
+        return msgspec.structs.replace(op, op=how, lease=op.lease or entry.lease)
 
     def wrong(self, rule: Rule, sentence: str, *operations: Operation | None, seqs: Sequence[int] = ()) -> Violation:
         named = tuple(op for op in operations if op is not None)
@@ -426,6 +433,7 @@ def _entries(of: _Session, log: Sequence[Logged]) -> Iterator[Violation]:
 
 def _leases(of: _Session) -> Iterator[Violation]:
     owners: dict[tuple[str, str | int], Operation] = {}
+    takers = {op.lease: op.client for op in of.writes if op.op in TAKES and op.outcome == "ok" and op.lease}
     for op in of.writes:
         if op.op in TAKES and op.acknowledged:
             for what, name in (("fence", op.fence), ("former lease", op.former)):
@@ -435,6 +443,8 @@ def _leases(of: _Session) -> Iterator[Violation]:
         entry = of.logged.get(op.seq or 0)
         if entry and op.acknowledged and op.lease and entry.lease and op.lease != entry.lease:
             yield of.wrong(Rule.ZOMBIE, f"{op} under lease {op.lease} stands in the log under {entry.lease}", op)
+        if op.op == "write" and op.acknowledged and takers.get(op.lease, op.client) != op.client:
+            yield of.wrong(Rule.ZOMBIE, f"{op} stands under lease {op.lease}, which {takers[op.lease]} took", op)
         if entry and op.acknowledged and op.fence and entry.fence and op.fence != entry.fence:
             yield of.wrong(Rule.FENCE, f"{op} with fence {op.fence} stands in the log with {entry.fence}", op)
     holder, fence, ever = "", 0, set[str]()
