@@ -24,7 +24,7 @@ SEEDS = st.integers(0, 2**32).map(Random)
 def ok(op, at, seq=None, **of):
     """An acknowledged call at a moment, or from one to another."""
     invoked, returned = at if isinstance(at, tuple) else (at, at + 1)
-    if op in {"write", "read"} and seq:
+    if op in {"write", "read", "load"} and seq:
         of.setdefault("digest", f"d{seq}")
     return Operation(of.pop("client", "w1"), "s", op, invoked, returned, "ok", seq, **of)
 
@@ -71,6 +71,12 @@ ILLEGAL = {
     ),
     "a read of what nobody wrote": (Rule.INVENTED, [*THREE, ok("read", 40, 4)], None),
     "a read of other data": (Rule.DIGEST, [*THREE, ok("read", 40, 3, digest="x")], None),
+    "data under what was acknowledged": (Rule.STALE, [*THREE, ok("pause", 40, 4), ok("load", 50, 2)], None),
+    "data under what stands below a number read": (
+        Rule.STALE,
+        [ok("write", 10, 1), ok("write", (20, 90), 2), ok("pause", 30, 3), ok("load", 40, 1)],
+        None,
+    ),
     "a number under an older one": (Rule.ORDER, [ok("write", 10, 2), ok("write", 20, 1)], None),
     "an unknown write that was seen in the past": (
         Rule.ORDER,
@@ -195,6 +201,8 @@ ILLEGAL = {
 LEGAL = {
     "a read of what is under way": ([*THREE, ok("write", (40, 60), 4), ok("read", 45, 4)], None),
     "a read just before what is under way": ([*THREE, ok("write", (40, 60), 4), ok("read", 45, 3)], None),
+    "data under a number without": ([*THREE, ok("pause", 40, 4), ok("load", 50, 3)], None),
+    "no data yet": ([ok("pause", 10, 1), ok("load", 20, 0)], None),
     "an unknown write that lands late": ([unknown("write", 1, digest="d4"), *THREE], log(1, 2, 3, 4)),
     "an unknown write that never lands": ([*THREE, unknown("write", 1, digest="d9")], log(1, 2, 3)),
     "a group, whole": ([unknown("write", 10, **PAIR)], [Logged(1, digest="a"), Logged(2, digest="b")]),
@@ -359,23 +367,31 @@ def some_order(operations, state, after):
 @settings(max_examples=3000, deadline=None)
 def test_the_quick_rule_for_reads_is_exact(pick, calls):
     """Bounds on numbers accept exactly the histories for which some order of the calls is legal."""
-    operations, payloads = [], [(0, ""), (2, "nobody's")]
-    for n, op in enumerate(sorted(pick.choices(("write", "read", "delete"), (3, 4, 1), k=calls), reverse=True)):
-        start, told = pick.randrange(12), op == "read" or pick.random() < 0.7
-        payloads += [(pick.randint(1, 3), f"d{n}")] if op == "write" else []
-        seq, payload = {"write": payloads[-1], "read": pick.choice(payloads), "delete": (None, "")}[op]
+    operations, entries = [], [(0, ""), (2, "nobody's")]
+    kinds = pick.choices(("write", "update", "read", "load", "delete"), (4, 2, 4, 3, 1), k=calls)
+    for n, op in enumerate(sorted(kinds, key=lambda op: op in {"read", "load"})):
+        start, told = pick.randrange(12), op in {"update", "read", "load"} or pick.random() < 0.7
+        if op in {"write", "update"}:
+            entries.append((pick.choice((1, 3, 5)), f"d{n}") if op == "write" else (pick.choice((2, 4)), ""))
+        seq, payload = (None, "") if op == "delete" else entries[-1]
+        if op in {"read", "load"}:
+            seq, payload = pick.choice([entry for entry in entries if op == "read" or entry[1] or not entry[0]])
         end = start + pick.randrange(8) if told else None
         operations.append(Operation("w", "s", op, start, end, "ok" if told else "unknown", seq, payload))
 
     def after(state, op):
-        if op.op == "read":
-            return state if (state == (op.seq, op.digest) or (op.seq == 0 and state in {(0, ""), (9, "")})) else None
+        head, data = state
+        if op.op in {"read", "load"}:
+            found = head if op.op == "read" else data
+            same = (op.seq, op.digest) == found if op.digest or op.op == "load" else op.seq == found[0]
+            return state if same or (op.seq == 0 and head[0] == 9) else None
         if op.op == "delete":
-            return (9, "")
-        return (op.seq, op.digest) if state[0] < op.seq else None
+            return (9, ""), (9, "")
+        new = (op.seq, op.digest)
+        return (new, new if op.digest else data) if head[0] < op.seq else None
 
     quick = {Rule.STALE, Rule.FUTURE, Rule.INVENTED, Rule.DIGEST, Rule.ORDER, Rule.UNIQUE, Rule.LOST, Rule.DELETED}
-    assert bool(rules(operations) & quick) == (not some_order(operations, (0, ""), after)), operations
+    assert bool(rules(operations) & quick) == (not some_order(operations, ((0, ""), (0, "")), after)), operations
 
 
 @given(SEEDS, st.integers(1, 6))
@@ -507,7 +523,7 @@ async def test_what_managers_do_to_one_file_is_legal(tmp_path):
 
             async def agent(sessions, name):
                 for n in range(30):
-                    with record.call("read", "s") as call:
+                    with record.call("load", "s") as call:
                         (head,) = await sessions.history("s", limit=1)
                         call.ok(seq=head.seq, digest=digest(head.data) if head.seq > 1 else "")
                     data = {"by": name, "n": n}

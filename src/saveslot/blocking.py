@@ -125,6 +125,16 @@ class Held:
         return self.resident.value.session
 
     @property
+    def fence(self) -> int:
+        """How often the session has changed hands: a number for other systems to refuse a former owner by."""
+        return self.resident.value.fence
+
+    @property
+    def lease(self) -> str:
+        """What this hold is known by in the log."""
+        return self.resident.value.lease
+
+    @property
     def data(self) -> Data:
         """The agent's data as last checkpointed or rolled back to, decoded anew each time; `{}` before the first."""
         return self.resident.value.data

@@ -87,6 +87,7 @@ class Held:
         self._journal: Journal | None = None
         self._steps: dict[tuple[str, str | None], asyncio.Lock] = {}
         self._asked: dict[str, bytes | None] = {}  # the arguments of steps without a key, by name
+        self._unrun: dict[tuple[str, str | None], int] = {}  # starts of ours, by seq, whose run nobody was handed
 
     async def __aenter__(self) -> Self:
         try:
@@ -98,6 +99,16 @@ class Held:
 
     async def __aexit__(self, *_: object) -> None:
         await self.release()
+
+    @property
+    def fence(self) -> int:
+        """How often the session has changed hands: a number for other systems to refuse a former owner by."""
+        return self._slot.at.fence
+
+    @property
+    def lease(self) -> str:
+        """What this hold is known by in the log."""
+        return self._lease.hex()
 
     @property
     def data(self) -> Data:
@@ -146,14 +157,13 @@ class Held:
             return
         try:
             await self._released()
-        except LeaseLost as exc:
-            self.lose(exc)
-        except NotFound as exc:
+        except (LeaseLost, NotFound) as exc:
             self.lose(exc)
         except Unavailable:
             self._lifeline.strays = True  # nobody knows: it is let go when the store is back, or its time runs out
-        self._over = self._over or LeaseLost(f"session {self._slot.session_id} was let go; hold it again to go on")
-        self.untaken()
+        finally:  # cancelled: it is on its way all the same
+            self._over = self._over or LeaseLost(f"session {self._slot.session_id} was let go; hold it again to go on")
+            self.untaken()
 
     @settled
     async def _released(self) -> None:
@@ -217,6 +227,7 @@ class Held:
 
     async def resume(self) -> None:
         """From paused to active; nothing happens to an active one."""
+        await self._sure()
         if follow(self._slot.at.state, "resume") != self._slot.at.state:
             await self._live("resume", Kind.RESUMED, "session_resumed", {})
 
@@ -256,7 +267,6 @@ class Held:
                 about: Data = {part: getattr(self.session, part) for part in ABOUT}
                 draft.about({**about, "context": {**self.session.context, **changes}})
                 await self._append(draft)
-            self.session.context.update(changes)
 
     @settled
     async def rollback(self, to: str | int) -> Checkpoint:
@@ -347,10 +357,12 @@ class Held:
         lock = self._steps.setdefault((name, key), asyncio.Lock())
         await lock.acquire()
         try:
-            return await self._begun(name, key, mode, on_unknown, lock, retry=retry)
+            run = await self._begun(name, key, mode, on_unknown, lock, retry=retry)
         except BaseException:
             lock.release()
             raise
+        self._unrun.pop((name, key), None)
+        return run
 
     @settled
     async def _begun(
@@ -358,15 +370,14 @@ class Held:
     ) -> Run:
         await self._sure()
         async with self._slot.lock:
-            if self._slot.doubtful:
-                await self._settle()
+            await self._landed_before(lock)
             step = (await self._journaled()).find(name, key)
             if step.state == "finished":
                 return Run(step, lock, result=await self._result(step), done=True)
             if step.state == "failed" and not retry:
                 raise steps.failed(step)
             follow(self._slot.at.state, "checkpoint")
-            if mode == "at_most_once":
+            if mode == "at_most_once" and not (step.state == "started" and self._unrun.get((name, key)) == step.seq):
                 if step.state == "started" and on_unknown == "fail":
                     raise steps.unknown(step)
                 if step.state == "started" and on_unknown == "skip":
@@ -374,6 +385,7 @@ class Held:
                     return Run(step, lock, done=True)
                 if step.state == "started" and callable(on_unknown):
                     return Run(step, lock, ask=on_unknown)
+                self._unrun[name, key] = self._seq + 1
                 await self._journal_step(Kind.STEP_STARTED, step, {})
             return Run(step, lock)
 
@@ -384,8 +396,7 @@ class Held:
         note: Data = {} if wrong is None else {"error": str(wrong)[: steps.MAX_ERROR]}
         await self._sure()
         async with self._slot.lock:
-            if self._slot.doubtful:
-                await self._settle()
+            await self._landed_before(run)
             await self._journal_step(Kind.STEP_FINISHED, run.step, note, frame)
         if wrong is not None:
             raise wrong
@@ -399,8 +410,7 @@ class Held:
         error = f"{type(exc).__name__}: {exc}"
         await self._sure()
         async with self._slot.lock:
-            if self._slot.doubtful:
-                await self._settle()
+            await self._landed_before(run)
             await self._journal_step(Kind.STEP_FAILED, run.step, {"error": error[: steps.MAX_ERROR]})
 
     async def _journal_step(
@@ -456,27 +466,42 @@ class Held:
         return landed[0]
 
     async def _landed_before(self, request: object) -> bool:
-        """True when a write in doubt was this same one, and landed."""
+        """True when a write in doubt was this same one, and landed. Raises when it was another, and ended the hold."""
         draft = await self._settle() if self._slot.doubtful else None
-        return draft is not None and draft.request == request
+        if draft is not None and draft.request == request:
+            return True
+        if self._over is not None:
+            raise self._over
+        return False
 
     async def _landing(self, write: Awaitable[R]) -> R:
         try:
             return await write
-        except (LeaseLost, NotFound) as exc:
+        except NotFound as exc:
             self.lose(exc)
             raise
+        except LeaseLost as exc:
+            self.lose(exc)
+            await self._forget_tried()
+            raise
         except Conflict:
-            # What was tried and not stored must not show in `data`.
-            self._slot.at = self._slot.at._replace(data=None)
-            await self._slot.load_data()
+            await self._forget_tried()
             head = await self._lookup.existing(self._slot.session_id)
+            if head.row.fence != self._slot.mine:
+                raise self._told(Outcome.FENCED, head) from None  # what ends a hold names no lease to be judged by
             if head.row.lease != self._lease:
                 self.lose(LeaseLost(f"session {self._slot.session_id} was ended by someone else ({head.last.name})"))
             raise
 
+    async def _forget_tried(self) -> None:
+        """What was tried and not stored must not show in `data`."""
+        self._slot.at = self._slot.at._replace(data=None)
+        await self._slot.load_data()
+
     def _took(self, draft: Draft) -> None:
         self.session.state = draft.at.state
+        if draft.group.body is not None:
+            self.session.context = codec.read_note(draft.group.body)["context"]
         if self._journal is not None:
             self._journal.read(draft.group.entries)
         if draft.at.lease is None:

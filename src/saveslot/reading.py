@@ -264,8 +264,6 @@ class SessionReader:
                 cursor, seq = "0", after
         elif isinstance(after, int):
             cursor = str(after)
-        if cursor is not None and not (cursor.isascii() and cursor.isdigit()):
-            raise InvalidInput("after", f"{after!r} is not a cursor; take `cursor` of an event")
         while True:
             events, cursor = await self._store.events(self.namespace, cursor, key, wait=WATCH_WAIT)
             for event in events:

@@ -81,7 +81,14 @@ async def open_store(url: str) -> Store:
         from saveslot.stores.sqlite import SqliteStore
 
         return await SqliteStore.open(sqlite_path(url))
-    known = "memory:, sqlite:///file.db"
+    if scheme in {"postgresql", "postgres"}:
+        try:
+            from saveslot.stores.postgres import PostgresStore
+        except ModuleNotFoundError:
+            raise InvalidInput("url", "PostgreSQL needs a driver: pip install 'saveslot[postgres]'") from None
+
+        return await PostgresStore.open(url)
+    known = "memory:, sqlite:///file.db, postgresql://user@host/database"
     raise InvalidInput("url", f"{scheme if rest else url!r} names no store that this version knows; use {known}")
 
 

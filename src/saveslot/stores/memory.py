@@ -116,6 +116,8 @@ class MemoryStore:
         row.heartbeat = now if group.heartbeat else row.heartbeat
         row.fence, row.lease = log[-1].fence, log[-1].lease
         row.owner = None if row.lease is None else group.owner or row.owner
+        if row.owner is not None:  # one that never said that it lives does not
+            self._workers.setdefault(row.owner, _Crewman("", 0, 0, dead=True))
         if group.delete:
             self._deleted.add(group.key)
             del self._ids[row.namespace, row.session_id]
@@ -205,15 +207,14 @@ class MemoryStore:
 
     def _orphaned(self, owner: bytes | None, patience: int) -> bool:
         worker = self._workers.get(owner or b"")
-        if worker is None:
-            return owner is not None
-        return worker.dead or worker.expires + patience <= self._uptime()
+        return worker is not None and (worker.dead or worker.expires + patience <= self._uptime())
 
     def _bury(self, owner: bytes | None, patience: int) -> bool:
         """Let an owner be dead whose time ran out; True if it is."""
-        if owner in self._workers and self._orphaned(owner, patience):
-            self._workers[owner].dead = True
-        return self._orphaned(owner, patience)
+        if owner is None or not self._orphaned(owner, patience):
+            return False
+        self._workers[owner].dead = True
+        return True
 
     def _shown(self, row: Row) -> Row:
         worker = self._workers.get(row.owner or b"")
@@ -237,7 +238,7 @@ class MemoryStore:
     def _beat_worker(self, worker: Worker) -> int:
         now = self._clock()
         if worker.first:
-            self._workers[worker.id] = _Crewman(worker.name, 0, now)
+            self._workers.setdefault(worker.id, _Crewman(worker.name, 0, now))
         row = self._workers.get(worker.id)
         if row is None or row.dead:
             return 0

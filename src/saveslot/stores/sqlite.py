@@ -77,6 +77,8 @@ update sessions set state = coalesce(?2, state), body = coalesce(?3, body), labe
   heartbeat = coalesce(?5, heartbeat), deleted_at = ?6, fence = ?7, lease = ?8,
   owner = case when ?8 is null then null else coalesce(?9, owner) end
 where key = ?1"""
+# An owner that never said that it lives, or so long ago that its row is gone, does not.
+_UNHEARD = "insert into workers values (?, '', '', 0, 0, 1) on conflict do nothing"
 # Workers that may be declared dead: the boot, how long ago their time must have run out, the clock.
 _GONE = "(dead or boot <> ? or expires + ? <= ?)"
 # A worker that crashed and owns nothing leaves a row that nobody needs: gone after an hour.
@@ -137,7 +139,7 @@ class SqliteStore:
     # Writing
 
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
-        single = len(groups) == 1 and len(groups[0].entries) == 1 and _plain(groups[0]) and not groups[0].only_stale
+        single = len(groups) == 1 and len(groups[0].entries) == 1 and _plain(groups[0]) and not _guarded(groups[0])
         entries = [entry for group in groups for entry in group.entries]
         heavy = len(entries) > MANY or sum(len(entry.frame or b"") for entry in entries) > LARGE
         return await self._write(
@@ -165,6 +167,8 @@ class SqliteStore:
                     *(last.fence, last.lease, group.owner),
                 ),
             )
+            if group.owner is not None:
+                connection.execute(_UNHEARD, (group.owner,))
         if group.create is not None:
             heartbeat = heartbeat or group.create.heartbeat or now
         return Verdict(Outcome.APPENDED, [entry.time(now) for entry in group.entries], heartbeat=heartbeat)
@@ -206,9 +210,12 @@ class SqliteStore:
                 return False
         if group.only_orphan is not None:
             # The worker is dead from here on: a dead one is never renewed, so nobody takes a session from the living.
+            # Unless the entry will not land: then nobody was taken from.
             boot, up = self._uptime()
-            sql = f"update workers set dead = 1 where worker = (select owner from sessions where key = ?) and {_GONE}"  # noqa: S608
-            connection.execute(sql, (group.key, boot, group.only_orphan, up))
+            sql = f"""
+                update workers set dead = 1 where worker = (select owner from sessions where key = ?1) and {_GONE}
+                and (select append_id from checkpoints where key = ?1 order by seq desc limit 1) = ?"""  # noqa: S608
+            connection.execute(sql, (group.key, boot, group.only_orphan, up, group.prev))
             return bool(connection.changes())
         return True
 
@@ -259,11 +266,10 @@ class SqliteStore:
         if worker.first:
             idle = "not exists (select 1 from sessions where owner = worker and deleted_at is null)"
             connection.execute(f"delete from workers where {_GONE} and {idle}", (boot, _LEFTOVER, up))  # noqa: S608
-            row = (worker.id, worker.name, boot, up + worker.ttl, now, not worker.ttl)
-            connection.execute("insert into workers values (?, ?, ?, ?, ?, ?)", row)
-        else:
-            sql = "update workers set boot = ?, expires = ?, beaten = ?, dead = ? where worker = ? and not dead"
-            connection.execute(sql, (boot, up + worker.ttl, now, not worker.ttl, worker.id))
+            row = (worker.id, worker.name, boot, 0, now, 0)
+            connection.execute("insert into workers values (?, ?, ?, ?, ?, ?) on conflict do nothing", row)
+        sql = "update workers set boot = ?, expires = ?, beaten = ?, dead = ? where worker = ? and not dead"
+        connection.execute(sql, (boot, up + worker.ttl, now, not worker.ttl, worker.id))
         return now if connection.changes() else 0
 
     async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
@@ -454,6 +460,10 @@ def _plain(group: Group) -> bool:
     """True for checkpoints alone, which leave the session's row as it is: one row written, not two."""
     told = group.heartbeat or group.state or group.body is not None or group.labels is not None
     return not told and all(entry.kind in PLAIN_KINDS for entry in group.entries)
+
+
+def _guarded(group: Group) -> bool:
+    return bool(group.only_stale) or group.only_orphan is not None
 
 
 def _append_id(connection: apsw.Connection, key: bytes, seq: int) -> bytes | None:

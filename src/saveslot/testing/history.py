@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from saveslot.log import Entry
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 # After these nothing of the caller's was stored. Of any other error nobody knows.
 REFUSALS = (Conflict, InvalidInput, InvalidTransition, LeaseHeld, NotFound, TooLarge)
+READS = frozenset({"read", "load"})
 TAKES = frozenset({"hold", "claim"})
 ENDS = frozenset({"release", "complete", "fail", "delete"})  # of a hold
 _VERBS = {verb: {str(source): str(target) for source, target in rows.items()} for verb, rows in TRANSITIONS.items()}
@@ -48,8 +50,8 @@ class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
     """A call, from its invocation to its return. What is known only then is said to `Call.ok`.
 
     `op`: create, write, delete, release, a verb of the lifecycle; hold takes what nobody holds, claim takes from a
-    holder that is thought dead (the log tells which it was, or `call.ok(op="claim")`); read is of the head, at the
-    level at which no read is stale. Anything else is an entry that changes neither state nor holder.
+    holder that is thought dead (the log tells which it was, or `call.ok(op="claim")`); read is of the head, load of
+    the newest entry with data, both at the level at which no read is stale. Anything else is an entry, too.
     """
 
     client: str
@@ -58,12 +60,12 @@ class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
     invoked: int  # nanoseconds
     returned: int | None = None
     outcome: Literal["ok", "fail", "unknown"] = "unknown"  # fail: it had no effect, and never will
-    seq: int | None = None  # of the entry written (a group's last) or read; 0: a read found no session
+    seq: int | None = None  # of the entry written (a group's last) or read; 0: there was none to read
     digest: str = ""  # of what was written or read; compared where both sides have one
     group: tuple[str, ...] = ()  # the digests of all entries of one write, when they are several
     append_id: str = ""
     fence: int | None = None
-    lease: str = ""  # the one that it was called under, the new one of a hold or claim; where unknown, the log's counts
+    lease: str = ""  # the one that it was called under, the new one of a hold or claim; "": the log's, so give logs
     former: str = ""  # the lease that a claim takes the session from
     error: str = ""
 
@@ -234,8 +236,7 @@ def check(operations: Iterable[Operation], logs: Mapping[str, Sequence[Logged]] 
     """Everything that these operations, and the sessions' final logs, show to be wrong; empty when legal.
 
     `logs` are read when the last client has ended: every recorded session's, an empty one for a purged session. With
-    them the fate of most unknown operations is known, and more is checked: entries that nobody recorded count too, if
-    all acknowledged ones have their seq.
+    them the fate of most unknown operations is known, and more is checked; entries that nobody recorded count too.
     """
     by_session: defaultdict[str, list[Operation]] = defaultdict(list)
     for op in operations:
@@ -259,10 +260,10 @@ class _Session:
         calls = _once(operations)
         places = {name: entry.seq for entry in reversed(self.log or ()) for name in _names(entry)}
         self.told = {what for what, _ in places}  # by what the log names its entries
-        seen = {(op.seq, op.digest) for op in calls if op.op == "read" and op.digest}
-        taken = {op.seq for op in calls if op.outcome == "ok" and op.op != "read"}
+        seen = {(op.seq, op.digest) for op in calls if op.op in READS and op.digest}
+        taken = {op.seq for op in calls if op.outcome == "ok" and op.op not in READS}
         for n, op in enumerate(calls):
-            if op.op == "read" or (op.outcome == "ok" and op.seq):
+            if op.op in READS or (op.outcome == "ok" and op.seq):
                 continue
             seq = next((places.get(name) for name in _names(op) if name[0] in self.told), None)
             if log is None and (op.seq, op.digest) in seen:
@@ -272,8 +273,8 @@ class _Session:
                 returned = op.returned if op.outcome == "ok" else None
                 calls[n] = msgspec.structs.replace(op, outcome="ok", returned=returned, seq=seq)
         self.calls = sorted(map(self._informed, calls), key=lambda op: op.invoked)
-        self.reads = [op for op in self.calls if op.op == "read" and op.outcome == "ok"]
-        self.writes = [op for op in self.calls if op.op != "read"]
+        self.reads = [op for op in self.calls if op.op in READS and op.outcome == "ok"]
+        self.writes = [op for op in self.calls if op.op not in READS]
         self.deletes = [op for op in self.writes if op.op == "delete"]
         # Each entry that a write is known to have made: seq, digest, and that write.
         self.landed = [
@@ -287,7 +288,7 @@ class _Session:
     def _informed(self, op: Operation) -> Operation:
         """With what only the log tells: the lease, and whether a hold took the session over."""
         entry = self.logged.get(op.seq or 0)
-        if entry is None or op.op == "read":
+        if entry is None or op.op in READS:
             return op
         how = entry.op if {op.op, entry.op} <= TAKES else op.op
         return msgspec.structs.replace(op, op=how, lease=op.lease or entry.lease)
@@ -308,10 +309,10 @@ def _once(operations: list[Operation]) -> list[Operation]:
     """Calls under one append_id are one operation, from the first call to the first ok."""
     tries: defaultdict[str | int, list[Operation]] = defaultdict(list)
     for n, op in enumerate(operations):
-        if op.op == "read" and op.error == NotFound.code:
+        if op.op in READS and op.error == NotFound.code:
             tries[n].append(msgspec.structs.replace(op, outcome="ok", seq=0))
         elif op.outcome != "fail":
-            tries[n if op.op == "read" else op.append_id or n].append(op)
+            tries[n if op.op in READS else op.append_id or n].append(op)
     kept: list[Operation] = []
     for same in tries.values():
         begun = min(op.invoked for op in same)
@@ -333,6 +334,7 @@ def _reads(of: _Session) -> Iterator[Violation]:
     for op in of.writes:
         for digest in op.digests:
             begun.setdefault(digest, op.invoked)
+    data = sorted({0} | {seq for seq, digest, _ in of.landed if digest})
     floor, highest = 0, None
     told: list[tuple[int, int, int, Operation]] = []
     for n, op in enumerate(of.calls):
@@ -342,18 +344,19 @@ def _reads(of: _Session) -> Iterator[Violation]:
         if op.outcome != "ok" or (op.seq is None and op.op != "delete"):
             continue
         seq = GONE if op.op == "delete" else op.seq or 0
-        if op.op == "read" and seq == 0 and floor:
+        bound = floor if op.op != "load" or floor == GONE else data[bisect_right(data, floor) - 1]
+        if op.op in READS and seq == 0 and bound:
             if any(delete.invoked <= op.end for delete in of.deletes):
                 seq = GONE
             else:
                 yield of.wrong(Rule.LOST, f"{op.client} found no session after {highest}", op, highest)
         elif seq < GONE <= floor:
             yield of.wrong(Rule.DELETED, f"{op} succeeded though {highest} had shown the session deleted", op, highest)
-        elif op.op == "read" and seq < floor:
+        elif op.op in READS and seq < bound:
             yield of.wrong(Rule.STALE, f"{op} was called after {highest} had returned", op, highest)
-        elif op.op != "read" and seq - len(op.digests) + 1 < floor:
+        elif op.op not in READS and seq - len(op.digests) + 1 < floor:
             yield of.wrong(Rule.ORDER, f"{op} was called after {highest} had returned", op, highest)
-        if op.op == "read" and 0 < seq < GONE:
+        if op.op in READS and 0 < seq < GONE:
             yield from _origin(of, op, begun)
         if op.returned is not None:
             heappush(told, (op.returned, n, seq, op))
@@ -502,11 +505,11 @@ def _lifecycle(of: _Session) -> Iterator[Violation]:
     Three things keep it short. The store's numbers order the entries. A write changes nothing here, so a legal one is
     never worth postponing. And of what nobody was told, only what changes something can matter.
     """
-    must = [op for op in of.writes if op.outcome == "ok"]
-    if all(op.seq for op in must):  # what nobody recorded happened all the same
-        unseen = [entry for entry in of.log or () if entry.seq not in of.at]
-        must += [Operation("someone", of.name, e.op, 0, None, "ok", e.seq, lease=e.lease) for e in unseen]
-        must.sort(key=lambda op: op.invoked)
+    must = [op for op in of.writes if op.outcome == "ok" and (op.seq or not of.log)]
+    # What nobody recorded, or not with its number, happened all the same: the log tells what, not when.
+    unseen = [entry for entry in of.log or () if entry.seq not in of.at]
+    must += [Operation("someone", of.name, e.op, 0, None, "ok", e.seq, lease=e.lease) for e in unseen]
+    must.sort(key=lambda op: op.invoked)
     # What the log would name, and does not, never landed.
     untold = [op for op in of.writes if op.outcome == "unknown" and op.op != "write"]
     may = [op for op in untold if not of.told & {what for what, _ in _names(op)}]
