@@ -14,7 +14,7 @@ from saveslot.held import settled
 from saveslot.holding import SessionHolder
 from saveslot.keeper import Keeper
 from saveslot.lifecycle import FAILED, SessionState, follow
-from saveslot.log import Entry, Head, Outcome, Place, Query, Row, Verdict, micros, moment
+from saveslot.log import Entry, Group, Head, Outcome, Place, Query, Row, Verdict, micros, moment
 from saveslot.lookup import unknown
 from saveslot.model import (
     DATA_KINDS,
@@ -36,7 +36,7 @@ from saveslot.model import (
 )
 from saveslot.saving import Save, drafted
 from saveslot.slot import ABOUT, Draft, Point, Slot, beginning, creation, refusal
-from saveslot.slots import Slots
+from saveslot.slots import Doubts, Slots
 from saveslot.stores import Store
 from saveslot.stores.memory import MemoryStore
 from saveslot.timeline import shown
@@ -66,10 +66,12 @@ class SessionManager(SessionHolder):
         worker_ttl: float = 20.0,
         max_block: float = 300.0,
     ) -> None:
-        if redis_client is not None or db_pool is not None:
-            raise InvalidInput(
-                "redis_client, db_pool", "this version has memory and SQLite only; use saveslot.open(url)"
-            )
+        if redis_client is not None:
+            raise InvalidInput("redis_client", "this version has no Valkey yet; leave it out")
+        if db_pool is not None:
+            from saveslot.stores.postgres import PostgresStore  # imported when it is used
+
+            store = PostgresStore.on(db_pool)
         super().__init__(
             store or MemoryStore(),
             namespace,
@@ -81,6 +83,8 @@ class SessionManager(SessionHolder):
         self.session_ttl_hours = session_ttl_hours
         self.keeper = Keeper(self, self.cleanup_stale_sessions, worker_beat)
         self._slots = Slots()
+        self._births = Doubts()
+        self._deaths = Doubts()
 
     async def __aenter__(self) -> Self:
         return self
@@ -135,14 +139,22 @@ class SessionManager(SessionHolder):
     async def _create(self, session: AgentSession, draft: Draft, row: Row | None = None) -> AgentSession:
         row = row or Row(draft.group.key, self.namespace, session.session_id, session.agent_type, session.user_id)
         draft.group = creation(row, draft)
-        slot = Slot(self._store, session.session_id, row.key, draft.at, self._limit)
+        draft.request = _asked(draft.group)
+        doubtful = self._births.get(session.session_id)
+        if doubtful is not None and doubtful.request == draft.request:
+            draft = doubtful  # the same once more: should it have landed, it is ours
+        slot = Slot(self._store, session.session_id, draft.group.key, draft.at, self._limit)
+        self._births.begin(session.session_id, draft)
         try:
             verdict = await slot.append(draft)
         except Conflict as exc:
+            self._births.end(session.session_id)
             hint = "use it (get_session), or choose another id"
             raise AlreadyExists(
                 f"session {session.session_id} exists already in namespace {self.namespace}; {hint}", head=exc.head
             ) from None
+        self._births.end(session.session_id)
+        self._deaths.end(session.session_id)
         session.created_at = moment(row.created_at or verdict.times[0])
         session.last_heartbeat = moment(verdict.heartbeat)
         made = [entry for entry in draft.group.entries if entry.kind in SHOWN_KINDS]
@@ -241,15 +253,21 @@ class SessionManager(SessionHolder):
     async def delete_session(self, id: str) -> bool:
         """Soft: its log stays as the audit trail, behind a tombstone. True if it was there."""
         while True:
-            head = await self._lookup.head(id)
-            self._slots.forget(self._slots.get(id))
-            if head is None:
-                return False
-            draft = Draft(head.row.key, Point.of(head), self._limit)
-            draft.lifecycle(Kind.TOMBSTONE, "session_deleted", {})
-            draft.group.delete = True
+            draft = self._deaths.get(id)  # its answer was lost: should it have landed, it was ours
+            if draft is None:
+                head = await self._lookup.head(id)
+                self._slots.forget(self._slots.get(id))
+                if head is None:
+                    return False
+                draft = Draft(head.row.key, Point.of(head), self._limit)
+                draft.lifecycle(Kind.TOMBSTONE, "session_deleted", {})
+                draft.group.delete = True
+            self._deaths.begin(id, draft)
             [verdict] = await self._store.append([draft.group])
+            self._deaths.end(id)
             match verdict.outcome:
+                case Outcome.ALREADY if await self._lookup.head(id) is not None:
+                    continue  # it was created anew since
                 case Outcome.APPENDED | Outcome.ALREADY:
                     return True
                 case Outcome.MISSING:
@@ -257,7 +275,7 @@ class SessionManager(SessionHolder):
                 case Outcome.CONFLICT:
                     continue  # someone wrote meanwhile; that changes nothing for a delete
                 case _:
-                    raise refusal(id, verdict, head.last.seq)
+                    raise refusal(id, verdict, draft.group.entries[0].seq - 1)
 
     async def cleanup_stale_sessions(self, max_age: timedelta = timedelta(hours=48)) -> int:
         """Fail the active sessions that gave no sign of life for so long, by the store's clock; how many there were."""
@@ -477,6 +495,13 @@ def _named(session: AgentSession | str) -> tuple[AgentSession | None, str]:
     return (
         (session, session.session_id) if isinstance(session, AgentSession) else (None, as_name(session, "session_id"))
     )
+
+
+def _asked(group: Group) -> object:
+    """What was asked for by creating a session: a retry asks for the same, though its ids are new."""
+    row = group.create
+    told = [(entry.kind, entry.name, entry.note, entry.frame, entry.recipe) for entry in group.entries]
+    return row and (row.agent_type, row.user_id, row.state, row.created_at, row.body), told
 
 
 def _about(session: AgentSession) -> Data:

@@ -1,11 +1,15 @@
 """PostgreSQL behaves like every other store, on a real server."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
+import asyncpg
 import pytest
 
+import saveslot
+from saveslot import InvalidInput, SessionManager, Unavailable
 from saveslot.stack import Postgres
 from saveslot.stores import Store
 from saveslot.stores.postgres import PostgresStore
@@ -40,3 +44,56 @@ def test_postgres_behaves_like_memory(server: Postgres) -> None:
         )
 
     behaves_like_memory(open_two, examples=40, steps=40)
+
+
+async def test_a_manager_on_the_callers_own_pool(server: Postgres) -> None:
+    """The caller's pool is used and never closed; tables are made on first use; held sessions beat through it."""
+    async with asyncpg.create_pool(server.url, min_size=1, max_size=4) as pool:
+        async with SessionManager(db_pool=pool, namespace="own-pool", worker_beat=0.1, worker_ttl=0.5) as sessions:
+            session = await sessions.create_session("tutor")
+            async with sessions.hold(session) as held:
+                await asyncio.sleep(1)
+                await held.checkpoint("asked", {"messages": [1]})
+                assert not held.lost.is_set()
+        assert await pool.fetchval("select count(*) from saveslot.sessions where namespace = 'own-pool'") == 1
+
+
+async def opened(url: str) -> SessionManager:
+    return await saveslot.open(url)
+
+
+async def test_eight_managers_open_an_empty_database_at_once(server: Postgres) -> None:
+    """One of them makes the tables, the others wait and find them."""
+    url = f"{server.url}&schema=fresh"
+    managers = await asyncio.gather(*(opened(url) for _ in range(8)))
+    ids = [(await manager.create_session("tutor")).session_id for manager in managers]
+    assert all([await managers[0].get_session(name) for name in ids])
+    for manager in managers:
+        await manager.close()
+
+
+async def test_a_database_of_a_newer_saveslot_is_refused(server: Postgres) -> None:
+    """Nothing is touched, and the message says what to do."""
+    url = f"{server.url}&schema=newer"
+    await (await saveslot.open(url)).close()
+    connection = await asyncpg.connect(server.url)
+    await connection.execute("update newer.format set version = 99")
+    await connection.close()
+    with pytest.raises(InvalidInput, match="upgrade saveslot"):
+        await saveslot.open(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("postgresql:///postgres?host=/nowhere", Unavailable),
+        ("postgresql://h/d?schema=Bad-Name", InvalidInput),
+    ],
+)
+async def test_what_cannot_be_reached_says_so(
+    url: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong address ends in a typed error, after its patience at the latest."""
+    monkeypatch.setattr("saveslot.stores.postgres_server.PATIENCE", 0.5)
+    with pytest.raises(error):
+        await saveslot.open(url)

@@ -38,6 +38,10 @@ def uptime() -> int:
     return time.monotonic_ns() // 1000
 
 
+# A worker that crashed and owns nothing leaves a row that nobody needs: gone after an hour.
+LEFTOVER = 3600 * 1_000_000
+
+
 class _Crewman(msgspec.Struct):
     name: str
     expires: int  # by the clock that never jumps
@@ -238,6 +242,9 @@ class MemoryStore:
     def _beat_worker(self, worker: Worker) -> int:
         now = self._clock()
         if worker.first:
+            owners = {row.owner for key, row in self._rows.items() if key not in self._deleted}
+            for id in [id for id in self._workers if id not in owners and self._orphaned(id, LEFTOVER)]:
+                del self._workers[id]
             self._workers.setdefault(worker.id, _Crewman(worker.name, 0, now))
         row = self._workers.get(worker.id)
         if row is None or row.dead:

@@ -46,9 +46,9 @@ LEFTOVER = 3600 * 1_000_000
 
 class PostgresStore:
     def __init__(
-        self, url: str, clock: Callable[[], int] | None = None, uptime: Callable[[], int] | None = None
+        self, server: Server, clock: Callable[[], int] | None = None, uptime: Callable[[], int] | None = None
     ) -> None:
-        self._server = Server(url)
+        self._server = server
         self._clock, self._uptime = clock, uptime
         self._batches = Batches(self._land)
         self._news = asyncio.Event()
@@ -58,9 +58,18 @@ class PostgresStore:
     async def open(
         cls, url: str, clock: Callable[[], int] | None = None, uptime: Callable[[], int] | None = None
     ) -> PostgresStore:
-        store = cls(url, clock, uptime)
-        await store._server.open()
+        store = cls(Server(url), clock, uptime)
+        try:
+            await store._server.open()
+        except BaseException:
+            await store._server.close()
+            raise
         return store
+
+    @classmethod
+    def on(cls, pool: Any) -> PostgresStore:
+        """On a pool of the caller's; the tables are made on first use."""
+        return cls(Server(pool=pool))
 
     def _sql(self, statement: str) -> str:
         return statement.replace("{s}", self._server.schema)

@@ -29,6 +29,7 @@ PASSING = (
     OSError,
     TimeoutError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # of a connection that broke at a bad moment
     asyncpg.PostgresConnectionError,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
@@ -41,22 +42,33 @@ PASSING = (
 
 
 class Server:
-    def __init__(self, url: str) -> None:
+    """One by its URL, or one that a pool of the caller's reaches: that one is never closed here."""
+
+    def __init__(self, url: str = "", pool: Any = None) -> None:
         self.schema, self._dsn = _taken_apart(url)
-        self._shown = re.sub(r"//[^@/]*@", "//", self._dsn)  # messages never show a password
-        self._pool: Any = None
-        self._loop = asyncio.get_running_loop()
+        self._shown = re.sub(r"//[^@/]*@", "//", self._dsn) or "PostgreSQL"  # messages never show a password
+        self._pool = pool
+        self._theirs = pool is not None
+        self._opening: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._beside: dict[asyncio.AbstractEventLoop, AsyncGenerator[Connection]] = {}
 
     async def open(self) -> None:
-        self._pool = asyncpg.create_pool(self._dsn, min_size=0, max_size=POOL, timeout=PATIENCE)
-        await self._within(self._pool_ready())
-        await self.run(self._migrated)
+        """Connect, and bring the tables up to date; once, by whoever needs it first."""
+        if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
+            self._opening = asyncio.ensure_future(self._within(self._opened()))
+        await asyncio.shield(self._opening)
 
-    async def _pool_ready(self) -> None:
-        await self._pool
+    async def _opened(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._pool is None:
+            pool: Any = asyncpg.create_pool(self._dsn, min_size=0, max_size=POOL, timeout=PATIENCE)
+            self._pool = await pool
+        await self._tried(self._migrated)
 
     async def close(self) -> None:
+        if self._theirs or self._pool is None:
+            return
         try:
             await asyncio.wait_for(self._pool.close(), PATIENCE)
         except PASSING:
@@ -64,13 +76,16 @@ class Server:
 
     async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Do it, and again when the connection breaks: everything asked here may be asked twice."""
+        await self.open()
         return await self._within(self._tried(work))
 
     async def run_beside(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """The same from another event loop, on a connection of its own."""
+        """The same from another event loop, on a connection of its own; with their pool, in their loop after all."""
         loop = asyncio.get_running_loop()
-        if loop is self._loop:
+        if self._loop is None or loop is self._loop:
             return await self.run(work)
+        if self._theirs:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.run(work), self._loop))
         return await self._within(self._once_beside(work, loop))
 
     async def _once_beside(self, work: Callable[[Connection], Awaitable[T]], loop: asyncio.AbstractEventLoop) -> T:
@@ -98,10 +113,17 @@ class Server:
         while True:
             try:
                 async with self._pool.acquire() as connection:
-                    return await work(connection)
+                    return await self._worked(connection, work)
             except PASSING:
                 await asyncio.sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311  (jitter)
                 wait = min(wait * 2, 1.0)
+
+    async def _worked(self, connection: Connection, work: Callable[[Connection], Awaitable[T]]) -> T:
+        try:
+            return await work(connection)
+        except PASSING:
+            connection.terminate()  # whatever state it is in, nobody else shall get it
+            raise
 
     async def _within(self, work: Awaitable[T]) -> T:
         try:
@@ -137,7 +159,11 @@ class Server:
             await connection.execute(f"update {self.schema}.format set version = $1", len(scripts))  # noqa: S608
 
     async def _version(self, connection: Connection) -> int:
-        if await connection.fetchval("select to_regclass($1)", f"{self.schema}.format") is None:
+        # The catalog itself: `to_regclass` may still remember that there was none, from before the lock was waited for.
+        there = """
+            select 1 from pg_class c join pg_namespace n on n.oid = c.relnamespace
+            where n.nspname = $1 and c.relname = 'format'"""
+        if await connection.fetchval(there, self.schema) is None:
             return 0
         version: int = await connection.fetchval(f"select version from {self.schema}.format")  # noqa: S608
         if version > (known := len(_migrations())):

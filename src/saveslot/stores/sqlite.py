@@ -36,7 +36,7 @@ from saveslot.log import (
     moment,
 )
 from saveslot.model import PLAIN_KINDS, Kind
-from saveslot.stores.memory import clock
+from saveslot.stores.memory import LEFTOVER, clock
 from saveslot.stores.readers import Readers
 from saveslot.stores.sqlite_file import Uptime, connect, prepared, since_boot, snapshot, translated
 from saveslot.stores.writer import Writer
@@ -81,8 +81,6 @@ where key = ?1"""
 _UNHEARD = "insert into workers values (?, '', '', 0, 0, 1) on conflict do nothing"
 # Workers that may be declared dead: the boot, how long ago their time must have run out, the clock.
 _GONE = "(dead or boot <> ? or expires + ? <= ?)"
-# A worker that crashed and owns nothing leaves a row that nobody needs: gone after an hour.
-_LEFTOVER = 3600 * 1_000_000
 
 
 class SqliteStore:
@@ -265,7 +263,7 @@ class SqliteStore:
         boot, up = self._uptime()
         if worker.first:
             idle = "not exists (select 1 from sessions where owner = worker and deleted_at is null)"
-            connection.execute(f"delete from workers where {_GONE} and {idle}", (boot, _LEFTOVER, up))  # noqa: S608
+            connection.execute(f"delete from workers where {_GONE} and {idle}", (boot, LEFTOVER, up))  # noqa: S608
             row = (worker.id, worker.name, boot, 0, now, 0)
             connection.execute("insert into workers values (?, ?, ?, ?, ?, ?) on conflict do nothing", row)
         sql = "update workers set boot = ?, expires = ?, beaten = ?, dead = ? where worker = ? and not dead"
