@@ -20,7 +20,11 @@ ROOT = Path(__file__).parent.parent
 
 def ask(*arguments: str) -> Any:
     """Run this module in a new process; what it printed."""
-    return json.loads(_printed("-m", "bench.fresh", *arguments))
+    return printed("-m", "bench.fresh", *arguments)
+
+
+def printed(*arguments: str) -> Any:
+    return json.loads(_printed(*arguments))
 
 
 def import_ms(name: str) -> float:

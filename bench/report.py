@@ -33,6 +33,12 @@ def written(results: Results, sizes: Sizes, facts: list[tuple[str, str]], day: s
         "## D. Resume",
         "The session of A: open, read, decode. Imports are not counted.",
         table(("", "ms, fresh process", "ms, same process"), resume_rows(results)),
+        "## E. Owning",
+        OWNING,
+        table(
+            ("hold + release, ms", "held at once", "beats in 11 s", "growth", "claimed", "seconds"),
+            owning_rows(results),
+        ),
         "## Walking through a history",
         "A fresh process reads all checkpoints of a session and looks at their data.",
         table(("checkpoints", "bytes more each", "data looked at", "peak growth", "seconds"), walk_rows(results)),
@@ -45,6 +51,9 @@ def written(results: Results, sizes: Sizes, facts: list[tuple[str, str]], day: s
 READING = """\
 Figures are medians, in brackets the lowest and highest. Differences under 1.5x mean little; with a load above the
 number of cores, larger ones do not mean much either."""
+OWNING = """\
+One session taken and let go; many held in one process for 11 seconds; then another worker claims them, of 20 entries
+each."""
 LONG_HEAD = ("", "handed over", "total s", "p50 ms first → last", "p99 ms last", "KB a checkpoint", "checkpoints/s")
 NOTES = """\
 - Everybody writes to the same disk, in a file of its own. Saveslot and the raw loop: WAL, synchronous=FULL.
@@ -92,6 +101,7 @@ def targets(results: Results, sizes: Sizes) -> list[Row]:
             for name in (BARE, STANDARD)
             for ratio in (median(found[SAVESLOT]) / median(found[name]),)
         ),
+        *owning_targets(results, row),
         *(
             row(
                 f"walk {walk.checkpoints:,} checkpoints, {walk.turn_bytes:,} bytes more each",
@@ -134,6 +144,28 @@ def small_rows(found: dict[str, list[Series]], beside: str) -> Iterable[Row]:
 def resume_rows(results: Results) -> Iterable[Row]:
     for name, runs in results.resumed.items():
         yield name, milliseconds(runs), milliseconds(results.reopened[name])
+
+
+def owning_targets(results: Results, row: Callable[..., Row]) -> Iterable[Row]:
+    middle = {name: median(one[name] for one in results.owning) for name in results.owning[0]}
+    many = f"{middle['held']:,.0f}"
+    hold, grown, seconds, beats = (middle[name] for name in ("hold_ms", "grown_mb", "claim_seconds", "beats"))
+    yield row("E: hold + release", "under 2 ms", hold, f"{hold:.2f} ms", 2)
+    yield row(f"E: {many} held, renewals in 11 s", "one per 5 s", beats, f"{beats:.0f}", 2)
+    yield row(f"E: {many} held, growth", "under 200 MB", grown, f"{grown:.0f} MB", 200)
+    yield row(f"E: claiming {many} orphans", "under 5 s", seconds, f"{seconds:.1f} s", 5)
+
+
+def owning_rows(results: Results) -> Iterable[Row]:
+    for one in results.owning:
+        yield (
+            f"{one['hold_ms']:.2f}",
+            f"{one['held']:,}",
+            one["beats"],
+            f"{one['grown_mb']:.0f} MB",
+            f"{one['claimed']:,}",
+            f"{one['claim_seconds']:.1f}",
+        )
 
 
 def walk_rows(results: Results) -> Iterable[Row]:

@@ -53,6 +53,7 @@ class Results:
     reopened: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # ms, same process
     imports: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # ms
     walks: list[Walk] = field(default_factory=list[Walk])
+    owning: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
 
 
 def run(folder: Path, sizes: Sizes, repeats: int, walk: int, say: Callable[[str], None]) -> Results:
@@ -67,6 +68,10 @@ def run(folder: Path, sizes: Sizes, repeats: int, walk: int, say: Callable[[str]
             small(folder, sizes, results, repeat + turn)
         say(f"repeat {repeat + 1} of {repeats}: long sessions and resume")
         long(folder, sizes, results, repeat)
+    for repeat in range(repeats):
+        say(f"repeat {repeat + 1} of {repeats}: {walk:,} sessions held and taken over")
+        with database(folder) as path:
+            results.owning.append(fresh.printed("-m", "bench.owning", path, str(walk)))
     for size, every in ((100, 1), (sizes.turn_bytes, 100)):
         say(f"walking through {walk:,} checkpoints of {size} bytes more each")
         results.walks.append(walked(folder, walk, size, every))
