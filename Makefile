@@ -11,8 +11,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-inp
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
-demo: .venv/.core ## see a writer killed and nothing lost
-	@$(BIN)/python examples/demo.py
+demo: .venv/.core ## see an agent killed, its work finished, and nothing done twice
+	@$(BIN)/saveslot demo
 
 test: .venv/.dev ## the quick tests
 	@$(BIN)/pytest -n 2 -m "not faults and not long" tests
@@ -60,7 +60,7 @@ clean: ## remove the environment, caches and builds
 		|| { echo "$(PYTHON) has no venv; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@test -f $@ && $(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear .venv # half made: start over
 	@echo "installing saveslot into .venv (once)"
-	@$(PIP) --editable .
+	@$(PIP) --editable '.[cli]'
 	@touch $@
 
 .venv/.dev: .venv/.core

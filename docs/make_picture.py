@@ -38,8 +38,28 @@ def printed() -> str:
         out = b"".join(iter(lambda: _read(master), b""))
     if demo.returncode:
         sys.exit(f"the demo ended with {demo.returncode}")
-    # The demo's own folder is one of this machine, and gone by now.
-    return re.sub(r"sqlite:///[^\s\x1b]+", "sqlite:///demo.db", out.decode().replace("\r\n", "\n")).strip("\n")
+    # What stands there at the end, without the long log in the middle and the hints of this machine below.
+    lines = screen(out.decode())
+    log = next(n for n, line in enumerate(lines) if "the log of" in line)
+    claims = next(n for n, line in enumerate(lines) if n > log and "✓" in line)
+    end = next(n for n, line in enumerate(lines) if "nothing lost" in line)
+    return "\n".join([*lines[:log], *lines[claims : end + 1]])
+
+
+def screen(out: str) -> list[str]:
+    """What a terminal shows after all of it: a picture that moves goes up, and writes its lines anew."""
+    lines, row = [""], 0
+    for part in re.findall(r"\x1b\[\d*A|\x1b\[2K|\n|\x1b\[\?\w+|\r|[^\x1b\n\r]+|\x1b\[[\d;]*m", out):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif re.fullmatch(r"\x1b\[\d*A", part):
+            row -= 1
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif part != "\r" and not part.startswith("\x1b[?"):
+            lines[row] += part
+    return lines
 
 
 def _read(terminal: int) -> bytes:
@@ -67,7 +87,7 @@ def drawn(text: str) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" xml:space="preserve">',
-            "<title>saveslot demo: an agent is killed, another one finishes its work</title>",
+            "<title>saveslot demo: an agent is killed, others finish its work, nothing happens twice</title>",
             f'<rect width="{width:g}" height="{height:g}" rx="8" fill="rgb{GROUND}"/>',
             '<g font-size="13.3" font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, monospace">',
             *spans,

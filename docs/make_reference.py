@@ -14,10 +14,13 @@ from saveslot import blocking, errors, lifecycle, settings
 from saveslot.cli.app import COMMANDS, app
 from saveslot.cli.common import EVERYWHERE
 from saveslot.glance import LogLine
+from saveslot.keeper import Keeper
 
 PAGE = Path(__file__).parent / "reference.md"
 # A signature longer than this has one parameter a line.
 WIDEST = 100
+# What a held session has for the manager that made it, and for `saveslot.blocking`.
+INTERNAL = {"drafted", "taken", "untaken", "doubt", "trust", "lose", "begin_step", "finish_step", "fail_step"}
 
 
 def page() -> str:
@@ -32,11 +35,18 @@ def _parts() -> Iterator[str]:
     yield from _described("saveslot.open", saveslot.open.__init__, inspect.getdoc(saveslot.open))
     yield "## SessionManager"
     yield from _class(saveslot.SessionManager)
+    yield "## Held"
+    yield from _markdown(inspect.getdoc(saveslot.Held))
+    yield "Fields: `session`, `lost` (an event, set when others may have taken the session)."
+    yield from _verbs(saveslot.Held, skip=INTERNAL)
+    yield "## Keeper"
+    yield "`sessions.keeper`. " + " ".join(_markdown(inspect.getdoc(inspect.getmodule(Keeper))))
+    yield from _verbs(Keeper)
     yield "## Values"
     for value in (saveslot.AgentSession, saveslot.SessionCheckpoint, saveslot.Checkpoint):
         yield f"### {value.__name__}"
         yield from _class(value, skip={"stored", "settle"})
-    for value in (saveslot.Page, saveslot.Event, LogLine):
+    for value in (saveslot.Owner, saveslot.Step, saveslot.Page, saveslot.Event, LogLine):
         yield f"### {value.__name__}"
         yield from _markdown(inspect.getdoc(value))
         yield f"Fields: {', '.join(f'`{name}`' for name in value.__annotations__)}."
@@ -54,7 +64,6 @@ def _parts() -> Iterator[str]:
     yield "## Errors"
     yield from _markdown(inspect.getdoc(errors))
     yield "\n".join(_errors())
-    yield "`LeaseHeld`, `LeaseLost` and `StepUnknown` are reserved: nothing in this version raises them."
     yield "## Settings"
     yield from _markdown(inspect.getdoc(settings))
     yield "This version has no hot tier, and refuses `hot`."
@@ -73,6 +82,10 @@ def _parts() -> Iterator[str]:
 
 def _class(kind: type, skip: frozenset[str] | set[str] = frozenset()) -> Iterator[str]:
     yield from _described(kind.__name__, kind.__init__, inspect.getdoc(kind))
+    yield from _verbs(kind, skip)
+
+
+def _verbs(kind: type, skip: frozenset[str] | set[str] = frozenset()) -> Iterator[str]:
     for name, member in _members(kind):
         if name in skip:
             continue
@@ -103,19 +116,22 @@ def _described(name: str, function: Callable[..., Any], told: str | None = None)
 
 def _signature(name: str, function: Callable[..., Any]) -> str:
     found = inspect.signature(function)
+    result = _hint(found.return_annotation)
     verb = inspect.unwrap(function)
-    front = (
-        "await " if inspect.iscoroutinefunction(verb) else "async for … in " if inspect.isasyncgenfunction(verb) else ""
-    )
+    front = "await " if inspect.iscoroutinefunction(verb) else ""
+    if inspect.isasyncgenfunction(verb):
+        block = not inspect.isasyncgenfunction(function)  # a generator that stands for a context
+        front = "async with " if block else "async for … in "
+        result = result.removeprefix("AsyncGenerator[").removesuffix("]") if block else result
     given: list[str] = []
     for parameter in found.parameters.values():
         if parameter.name in {"self", "cls"}:
             continue
-        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in given:
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        if parameter.kind is parameter.KEYWORD_ONLY and not any(one.startswith("*") for one in given):
             given.append("*")
         default = "" if parameter.default is parameter.empty else f" = {_default(parameter.default)}"
-        given.append(f"{parameter.name}: {_hint(parameter.annotation)}{default}")
-    result = _hint(found.return_annotation)
+        given.append(f"{stars}{parameter.name}: {_hint(parameter.annotation)}{default}")
     back = "" if result in {"None", "_empty"} or name == "saveslot.open" else f" -> {result}"
     line = f"{front}{name}({', '.join(given)}){back}"
     if len(line) <= WIDEST:

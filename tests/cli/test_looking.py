@@ -51,8 +51,8 @@ def test_a_list_shows_what_was_asked_for(run, samples, options, found):
 
 
 def test_json_has_the_field_names_of_to_dict(run, samples):
-    """What `ls` and `show` say in JSON is a session's `to_dict`, a checkpoint's is its own."""
-    fields = saveslot.AgentSession("x").to_dict().keys()
+    """What `ls` and `show` say in JSON is a session's `to_dict` and its owner, a checkpoint's is its own."""
+    fields = saveslot.AgentSession("x").to_dict().keys() | {"owner"}
     assert json.loads(run("ls", "--json").out)[0].keys() == fields
     assert json.loads(run("show", "lesson-1", "--json").out).keys() == fields
     checkpoint = json.loads(run("show", "lesson-1@answered", "--json").out)

@@ -101,6 +101,14 @@ def test_what_is_not_there_ends_with_5(run, samples, argv):
         (["ls", "--store", "mongodb://x"], "names no store"),
         (["ls", "--namespace", "\n"], "namespace"),
         (["doctor", "--store", "memory:"], "SQLite"),
+        (["demo", "--store", "memory:"], "SQLite"),
+        (["keeper", "--stale-after", "0"], "such as 30d or 12h"),
+        (["keeper", "--stale-after", "0d"], "more than 0"),
+        (["keeper", "--limit", "0"], "more than 0"),
+        (["keeper", "--every", "0"], "more than 0"),
+        (["keeper", "--run", "echo"], "{id}"),
+        (["keeper", "--run", "echo '{id}"], "No closing quotation"),
+        (["keeper", "--run", "no-such-program {id}"], "there is no program no-such-program"),
     ],
 )
 def test_words_that_make_no_sense_end_with_2(run, samples, argv, said):
@@ -145,9 +153,9 @@ def test_every_error_has_its_exit_code():
 def test_help_names_every_command(run):
     """`saveslot` alone and --help show the same page, with every command on it."""
     told = (
-        "bench completion demo diff doctor export fork import log ls migrate pause resume rm rollback show stats tail"
+        "bench completion demo diff doctor export fork import keeper log ls migrate pause resume rm rollback show stats"
     )
-    told += " top"
+    told += " tail top"
     assert sorted(name for _, commands in COMMANDS.values() for name in commands) == told.split()
     page = run().out
     assert run("--help").out == page

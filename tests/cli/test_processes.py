@@ -1,4 +1,4 @@
-"""The command among other processes: pipes, signals, start-up, the demonstration."""
+"""The command among other processes: pipes, signals, start-up."""
 
 from __future__ import annotations
 
@@ -77,26 +77,3 @@ def test_tail_of_one_session_begins_with_its_newest(spawn, samples):
     tail = spawn("tail", "lesson-1", "-n", "2")
     lines = [tail.stdout.readline().split() for _ in range(2)]
     assert [line[1:3] for line in lines] == [["6", "resumed"], ["7", "rollback"]]
-
-
-def test_the_demonstration_kills_and_loses_nothing(tmp_path):
-    """A process dies with -9, another reads everything acknowledged back and completes the session; under 20 s."""
-    store = ["--store", f"sqlite:///{tmp_path / 'demo.db'}"]
-    started = time.monotonic()
-    done = subprocess.run(command("demo", *store), check=True, capture_output=True, text=True)
-    assert time.monotonic() - started < 20
-    assert "kill -9" in done.stdout
-    assert "6 of 6 acknowledged turns read back" in done.stdout
-    assert "nothing lost" in done.stdout
-    listed = subprocess.run(command("ls", "--json", *store), check=True, capture_output=True, text=True)
-    [session] = json.loads(listed.stdout)
-    assert session["state"] == "completed"
-
-
-def test_the_demonstration_cleans_up_after_itself(run, tmp_path, monkeypatch):
-    """Without --store it leaves no file behind."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    told = json.loads(run("demo", "--json").out)
-    assert told["acknowledged"] == 6
-    assert told["read_back"] >= 6
-    assert not list(tmp_path.glob("saveslot-demo-*"))

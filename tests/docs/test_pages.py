@@ -49,6 +49,7 @@ VARYING = [
     (r"just now|\b\d+[smhd] ago", "AGO"),
     (r"\b\d+s\b", "AGE"),
     (r"\b[\d.]+ (B|KB|MB|GB|TB)\b", "SIZE"),
+    (r"\b[\w.-]+:\d{2,7}\b", "WORKER"),
     (r"\b3\.\d+\.\d+\b", "VERSION"),
     (r"[ \t]+", " "),
 ]

@@ -28,7 +28,7 @@ app = App(
 
 # Group, module and what it does. A command's module is imported when it is called: a quarter of the start-up time.
 COMMANDS = {
-    "Start here": ("demo", {"demo": "Watch an agent die and another one finish its work."}),
+    "Start here": ("demo", {"demo": "Watch an agent die, others finish its work, and nothing happen twice."}),
     "Look": (
         "looking",
         {
@@ -43,7 +43,7 @@ COMMANDS = {
         "live",
         {
             "tail": "Follow a session, or all of them, as it happens.",
-            "top": "Watch sessions live: state, last sign of life, entries, rate.",
+            "top": "Watch sessions live: state, owner, last sign of life, last checkpoint, rate.",
         },
     ),
     "Change": (
@@ -63,6 +63,7 @@ COMMANDS = {
             "import": "Store exported sessions, each whole or not at all; prints their ids.",
         },
     ),
+    "In the background": ("keeping", {"keeper": "Fail what gives no sign of life; start a command for each orphan."}),
     "Look after": (
         "tending",
         {

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
@@ -55,13 +55,13 @@ class Common:
         return Path(sqlite_path(self.url)) if self.url.startswith("sqlite:") else None
 
     @asynccontextmanager
-    async def sessions(self, *, create: bool = False) -> AsyncGenerator[SessionManager]:
+    async def sessions(self, *, create: bool = False, **options: Any) -> AsyncGenerator[SessionManager]:
         """The store, open. Looking at a file that is not there does not make one."""
         url = self.url
         if not create and self.file is not None and not self.file.exists():
             note(f"{self.file} is not there yet; the first session makes it ({self.said_by})")
             url = "memory:"
-        async with open_sessions(url, namespace=self.settings["namespace"].value) as sessions:
+        async with open_sessions(url, namespace=self.settings["namespace"].value, **options) as sessions:
             yield sessions
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
 from saveslot.errors import SaveslotError
 
 OK, FAILURE, USAGE, CONFLICT, AUTH, NOT_FOUND, UNREACHABLE = range(7)
 INTERRUPTED = 130  # as shells report a program that Ctrl-C ended
 BROKEN_PIPE = 141  # the same for one whose reader went away
+TERMINATED = 143  # and for one that was asked to end
 
 BY_CODE = {
     "not_found": NOT_FOUND,
@@ -30,3 +37,23 @@ class Misuse(SaveslotError):
 
 def exit_code(error: SaveslotError) -> int:
     return BY_CODE.get(error.code, FAILURE)
+
+
+async def until_terminated(work: Coroutine[Any, Any, None]) -> bool:
+    """Go on until the work is done, or SIGTERM or a closed terminal ends it, with its cleanup: True then."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    signals = () if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP)
+    for number in signals:
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await task
+        return False
+    except asyncio.CancelledError:
+        current = asyncio.current_task()
+        if current is None or current.cancelling():  # Ctrl-C
+            raise
+        return True
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
@@ -31,6 +31,8 @@ SHORT_ID = 13
 UUID_LENGTH = 36
 
 ROLLED_BACK = "session_rolled_back"
+# The kinds of entries that give a session an owner, and those that take it away.
+TAKING, LETTING_GO = {"taken", "claimed"}, {"released", "completed", "failed"}
 
 Full = Annotated[bool, Parameter(negative="", show_default=False, help="Fold nothing.")]
 
@@ -65,7 +67,7 @@ async def ls(
         found, more = await _found(sessions, wanted, limit)
         count = await sessions.count(**wanted) if more and screen.terminal else len(found)
     if screen.json:
-        screen.data([session.to_dict() for session in found])
+        screen.data([told(session) for session in found])
         return
     if not found and screen.terminal:
         screen.say(("no sessions here; `saveslot demo` shows what they are for", DIM))
@@ -87,12 +89,19 @@ async def _found(sessions: SessionManager, wanted: dict[str, Any], limit: int) -
             return found, after is not None
 
 
+def told(session: AgentSession) -> Data:
+    """Its `to_dict`, and beside that who holds it."""
+    owner = session.owner
+    return {**session.to_dict(), "owner": None if owner is None else {"worker": owner.worker, "left": owner.left}}
+
+
 def listing(found: Sequence[AgentSession], screen: Screen) -> tuple[list[Column], list[list[Cell]]]:
     """Sessions one line each: times as ages on a terminal, exact in a pipe."""
     ids = short_ids([session.session_id for session in found]) if screen.terminal else {}
-    users, about = any(s.user_id for s in found), any(s.context for s in found)
+    users, held, about = (any(getattr(s, part) for s in found) for part in ("user_id", "owner", "context"))
     columns = [Column("ID"), Column("STATE"), Column("AGENT")]
     columns += [Column("USER")] * users
+    columns += [Column("OWNER")] * held
     columns += [Column("ENTRIES", right=True)]
     columns += (
         [Column("AGE", right=True), Column("SEEN", right=True)]
@@ -105,6 +114,7 @@ def listing(found: Sequence[AgentSession], screen: Screen) -> tuple[list[Column]
         name = ids.get(session.session_id, session.session_id)
         row: list[Cell] = [(name, "bold"), state_cell(session, screen), session.agent_type]
         row += [session.user_id] * users
+        row += [owner_cell(session)] * held
         row += [str(entries(session)), *(when(at, screen) for at in (session.created_at, session.last_heartbeat))]
         row += [(brief(session.context), DIM)] * about
         rows.append(row)
@@ -128,6 +138,14 @@ def short(id: str, screen: Screen) -> str:
 def state_cell(session: AgentSession, screen: Screen) -> Cell:
     mark, style = STATES[session.state]
     return (f"{mark if screen.terminal else ''}{session.state}", style)
+
+
+def owner_cell(session: AgentSession) -> Cell:
+    if session.owner is None:
+        return ""
+    if not session.owner.left:
+        return (f"orphan of {session.owner.worker}", "red")
+    return (session.owner.worker, "cyan")
 
 
 def when(at: datetime, screen: Screen) -> Cell:
@@ -159,24 +177,25 @@ async def show(what: CheckpointArg, /, *, full: Full = False, common: Common = C
     async with common.sessions() as sessions:
         session, ref = await target.find(sessions, what)
         checkpoint = await _checkpoint(sessions, session, ref)
-        told: Data = {} if checkpoint is None else checkpoint.data
+        says: Data = {} if checkpoint is None else checkpoint.data
         kept = {} if checkpoint is None else await sessions.get_data(session.session_id, checkpoint.seq)
+        taken = None if session.owner is None else await _owned(sessions, session.session_id)
     if screen.json:
         if ref is not None and checkpoint is not None:
             screen.data(checkpoint.to_dict())
         else:
             latest = None if checkpoint is None else checkpoint.to_dict()
-            screen.data({**session.to_dict(), "checkpoints": [] if latest is None else [latest]})
+            screen.data({**told(session), "checkpoints": [] if latest is None else [latest]})
         return
     fold = Fold() if screen.terminal and not full else FULL
     if ref is None:
-        screen.lines(_about(session, fold, screen))
+        screen.lines(_about(session, taken, fold, screen))
     if checkpoint is None:
         screen.lines([Line(), Line(body=(("no checkpoint yet", DIM),))])
         return
     screen.lines([Line()] * (ref is None) + [Line(body=_title(checkpoint, session, screen, kept))])
-    if told != kept:  # a lifecycle entry: what it says, then what the agent knew
-        screen.lines([*tree(told, fold), Line(), Line(body=(("what the agent knew then", DIM),))])
+    if says != kept:  # a lifecycle entry: what it says, then what the agent knew
+        screen.lines([*tree(says, fold), Line(), Line(body=(("what the agent knew then", DIM),))])
     if checkpoint.metadata and checkpoint.name != ROLLED_BACK:
         screen.lines([*tree({"metadata": checkpoint.metadata}, fold)])
     screen.lines([*tree(kept, fold)] or [Line(body=(("{}", DIM),))])
@@ -191,7 +210,16 @@ async def _checkpoint(sessions: SessionManager, session: AgentSession, ref: str 
         return None
 
 
-def _about(session: AgentSession, fold: Fold, screen: Screen) -> Iterator[Line]:
+async def _owned(sessions: SessionManager, id: str, before: int = 1 << 62) -> Checkpoint | None:
+    """The entry by which its owner took it, as of the one `before`; None where nobody held it."""
+    found: list[Checkpoint] = []
+    for kind in sorted(TAKING | LETTING_GO):
+        found += await sessions.history(id, name=f"session_{kind}", all=True)
+    last = max((c for c in found if c.seq < before), key=lambda c: c.seq, default=None)
+    return last if last is not None and "worker" in last.data else None
+
+
+def _about(session: AgentSession, taken: Checkpoint | None, fold: Fold, screen: Screen) -> Iterator[Line]:
     mark, style = STATES[session.state]
     who = [session.agent_type, session.user_id]
     yield Line(
@@ -207,6 +235,11 @@ def _about(session: AgentSession, fold: Fold, screen: Screen) -> Iterator[Line]:
             (f"last sign of life {ago(session.last_heartbeat)}, {many(entries(session), 'entry')}", DIM),
         )
     )
+    if session.owner is not None:
+        since = "" if taken is None else f" for {age(taken.timestamp)}"
+        worker, style = owner_cell(session)
+        held = f"held by {worker}{since}" if session.owner.left else f"{worker}, which held it{since} and is silent"
+        yield Line(body=((held, style),))
     dicts = {"context": session.context, "metadata": session.metadata, "labels": session.labels}
     yield from tree({name: value for name, value in dicts.items() if value}, fold)
 
@@ -228,7 +261,7 @@ async def log(
     *,
     limit: Limit = None,
     all: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Every entry, also changes of the context.")
+        bool, Parameter(negative="", show_default=False, help="Every entry, also owners, steps and changes.")
     ] = False,
     common: Common = COMMON,
 ) -> None:
@@ -238,15 +271,26 @@ async def log(
     async with common.sessions() as sessions:
         session = await target.find_session(sessions, what)
         lines = await sessions.log(session.session_id, limit=limit or None, all=all)
+        before = await _owned(sessions, session.session_id, lines[0].seq) if all and lines else None
+    workers = dict(owners(lines, "" if before is None else before.data["worker"])) if all else None
     if screen.json:
-        screen.data([_told(line) for line in lines])
+        screen.data([_line(line, workers) for line in lines])
         return
-    screen.table(*history(lines, screen))
+    screen.table(*history(lines, screen, workers))
     if screen.terminal and limit and len(lines) == limit and lines[0].seq > 1:
         screen.say((f"… {lines[0].seq - 1:,} earlier; --limit 0 shows all", DIM))
 
 
-def _told(line: LogLine) -> Data:
+def owners(lines: Iterable[LogLine], before: str = "") -> Iterator[tuple[int, str]]:
+    """The seq of each entry and the worker that holds the session as of it; `before` held it in front of them."""
+    worker = before
+    for line in lines:
+        worker = line.metadata.get("worker", "") if line.kind in TAKING else worker
+        yield line.seq, worker if line.kind != "released" else ""
+        worker = "" if line.kind in LETTING_GO else worker
+
+
+def _line(line: LogLine, workers: dict[int, str] | None) -> Data:
     return {
         "id": line.id,
         "seq": line.seq,
@@ -256,7 +300,7 @@ def _told(line: LogLine) -> Data:
         "bytes": line.bytes,
         "metadata": line.metadata,
         "changed": line.changed,
-    }
+    } | ({} if workers is None else {"owner": workers[line.seq] or None})
 
 
 KINDS = {
@@ -268,24 +312,30 @@ KINDS = {
     "completed": "blue",
     "failed": "red",
     "recovered": "green",
+    "claimed": "bold green",
+    "step_finished": "cyan",
+    "step_failed": "red",
 }
 
 
-def history(lines: Sequence[LogLine], screen: Screen) -> tuple[list[Column], list[list[Cell]]]:
+def history(
+    lines: Sequence[LogLine], screen: Screen, workers: Mapping[int, str] | None = None
+) -> tuple[list[Column], list[list[Cell]]]:
+    """A log one line each; with `workers`, by seq, also who held the session."""
+    held = any((workers or {}).values())
     columns = [
         Column("SEQ", right=True),
         Column("AGE", right=True) if screen.terminal else Column("TIME"),
         Column("KIND"),
         Column("NAME"),
+        *([Column("OWNER")] * held),
         Column("BYTES", right=True),
         Column("CHANGED", wide=True),
     ]
     rows: list[list[Cell]] = []
     for line in lines:
         style = KINDS.get(line.kind, DIM)
-        back = f"↩ to {line.metadata.get('to', '').rpartition(':')[2]} " if line.kind == "rollback" else ""
-        told = back + (", ".join(line.changed) if line.kind in {"checkpoint", "rollback"} else _said(line))
-        name = line.name if not back else str(line.metadata.get("name", line.name))
+        name = str(line.metadata.get("name", line.name)) if line.kind == "rollback" else line.name
         stored = size(line.bytes) if screen.terminal else str(line.bytes)
         rows.append(
             [
@@ -293,18 +343,27 @@ def history(lines: Sequence[LogLine], screen: Screen) -> tuple[list[Column], lis
                 when(line.timestamp, screen),
                 (line.kind, style),
                 (name, style),
+                *([((workers or {}).get(line.seq, ""), DIM)] * held),
                 (stored, DIM),
-                (flat(told, 200), "" if not back else style),
+                (said(line), "" if line.kind != "rollback" else style),
             ]
         )
     return columns, rows
 
 
-def _said(line: LogLine) -> str:
-    """What a lifecycle entry says: why it failed, what came out."""
-    if line.kind not in {"completed", "failed"}:
-        return ""
-    return brief({key: value for key, value in line.metadata.items() if value not in ("", {}, None)})
+def said(line: LogLine) -> str:
+    """What an entry changed, or what it says: why it failed, what came out, from whom it was taken."""
+    match line.kind:
+        case "checkpoint":
+            return flat(", ".join(line.changed), 200)
+        case "rollback":
+            return flat(f"↩ to {line.metadata.get('to', '').rpartition(':')[2]} {', '.join(line.changed)}", 200)
+        case "completed" | "failed" | "step_started" | "step_finished" | "step_failed":
+            return brief({key: value for key, value in line.metadata.items() if value not in ("", {}, None)})
+        case "claimed":
+            return f"from {line.metadata.get('from', '')}"
+        case _:
+            return ""
 
 
 async def diff(
@@ -354,21 +413,26 @@ async def diff(
 async def stats(*, common: Common = COMMON) -> None:
     screen = common.screen
     async with common.sessions() as sessions:
-        told = await sessions.stats()
+        counted = await sessions.stats()
     if screen.json:
-        screen.data(told)
+        screen.data(counted)
         return
     where = common.file or common.url
-    per_entry = told["stored_bytes"] / told["entries"] if told["entries"] else 0
+    per_entry = counted["stored_bytes"] / counted["entries"] if counted["entries"] else 0
     rows = [
         ("store", str(where)),
         ("namespace", common.settings["namespace"].value),
-        ("sessions", f"{told['sessions']:,}"),
-        ("entries", f"{told['entries']:,} in the whole store"),
-        ("stored", f"{size(told['stored_bytes'])}, {size(per_entry)} an entry"),
+        ("sessions", f"{counted['sessions']:,}"),
+        *(
+            [("held", f"{counted['held']:,}, {counted['orphaned']:,} of them by workers that died")]
+            if counted["held"]
+            else []
+        ),
+        ("entries", f"{counted['entries']:,} in the whole store"),
+        ("stored", f"{size(counted['stored_bytes'])}, {size(per_entry)} an entry"),
     ]
     screen.lines(Line((((f"{name:<11}"), KEY),), ((value, ""),)) for name, value in rows)
-    for title, counts in (("by state", told["by_state"]), ("by agent", told["by_agent_type"])):
+    for title, counts in (("by state", counted["by_state"]), ("by agent", counted["by_agent_type"])):
         shown = {name or "(none)": count for name, count in counts.items()}
         if any(shown.values()):
             screen.lines([Line(), Line(body=((title, DIM),)), *_bars(shown)])

@@ -15,6 +15,16 @@ def _duration(_type: Any, tokens: Sequence[Token]) -> timedelta:
     return duration(tokens[0].value)
 
 
+def _some_time(_type: Any, value: timedelta) -> None:
+    if not value:
+        raise ValueError("It must be more than 0.")
+
+
+def positive(_type: Any, value: float) -> None:
+    if value <= 0:
+        raise ValueError("It must be more than 0.")
+
+
 def _not_negative(_type: Any, value: int | None) -> None:
     if value is not None and value < 0:
         raise ValueError("It must be 0 (all) or more.")
@@ -26,6 +36,7 @@ CheckpointArg = Annotated[
     Parameter(name="ID", help="A session's id or its beginning; behind an @ a checkpoint's name, 17, ~2 or latest."),
 ]
 Duration = Annotated[timedelta | None, Parameter(converter=_duration)]
+SomeTime = Annotated[timedelta, Parameter(converter=_duration, validator=_some_time)]
 Limit = Annotated[
     int | None,
     Parameter(

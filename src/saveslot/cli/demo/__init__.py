@@ -1,224 +1,86 @@
-"""`saveslot demo`: an agent is killed in the middle of its work, and another one finishes it. Real processes.
+"""`saveslot demo`: three agents, one is killed, one is stopped for too long, and every booking is made once.
 
-The story needs nothing but this package: the model is scripted, the store is one SQLite file. What the first process
-was told to be saved is written down by the one that watches, and compared with what the second one reads.
+Real processes on one SQLite file; only the model and the travel agency are played. The agent is in agent.py: what you
+would write. What is shown is read from the store and from the agency's ledger, and the claims of the last lines are
+counted there.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import sys
+import os
 import tempfile
 import time
-from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from saveslot.cli.common import COMMON, Common
-from saveslot.cli.looking import history, short
-from saveslot.cli.screen import Line, Screen, Span
-from saveslot.cli.state import DIM, ROLES
-from saveslot.cli.words import flat, many
-from saveslot.errors import SaveslotError
-from saveslot.manager import SessionManager
-from saveslot.model import Data, fresh_id
+from saveslot.cli.exits import TERMINATED, Misuse, until_terminated
+from saveslot.cli.screen import Line, Screen
+from saveslot.cli.state import DIM
+from saveslot.model import Data
 from saveslot.opening import open as open_sessions
 from saveslot.settings import sqlite_url
 
-# What is said in the lesson; each line is a turn, saved before the next one begins.
-LESSON = [
-    ("user", "Can you help me with 1/2 + 1/3?"),
-    ("assistant", "Gladly. Which number can be divided by 2 and by 3?"),
-    ("user", "6?"),
-    ("assistant", "Right. So 1/2 is how many sixths?"),
-    ("user", "3/6. And 1/3 is 2/6!"),
-    ("assistant", "Exactly. Now add them."),
-    ("user", "5/6"),
-    ("assistant", "Well done. One more: 3/4 + 1/6?"),
-    ("user", "Twelfths: 9/12 + 2/12 = 11/12"),
-    ("assistant", "Perfect. You have got it: same bottom first, then add the tops."),
-]
-# The first worker dies while it thinks about this turn.
-FATAL = 6
-# How long a thought takes: long enough to watch, short enough to stay.
-THOUGHT = 0.35
-# A worker that says nothing for so long is stuck.
-PATIENCE = 15.0
+if TYPE_CHECKING:
+    from saveslot.cli.demo.story import Claim
 
-
-class Broken(SaveslotError):
-    """The demonstration itself did not work."""
-
-    code = "demo"
+AGENT = Path(__file__).with_name("agent.py")
 
 
 async def demo(*, common: Common = COMMON) -> None:
-    with contextlib.ExitStack() as stack:
-        url = common.store
-        if url is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="saveslot-demo-"))
-            url = sqlite_url(Path(folder) / "demo.db")
-        namespace = common.settings["namespace"].value
-        told = await _story(_Stage(url, namespace, common.screen))
-    if common.screen.json:
-        common.screen.data(told)
-    elif common.store is None:
-        say = "keep the file and look around: saveslot demo --store sqlite:///demo.db"
-        common.screen.lines([Line(body=((say, DIM),))])
+    if os.name != "posix":
+        raise Misuse("demo: it stops and wakes processes by signals, which this system does not have")
+    with tempfile.TemporaryDirectory(prefix="saveslot-demo-") as folder:
+        url, file = _store(common, Path(folder))
+        if await until_terminated(_shown(common, url, file, Path(folder))):
+            raise SystemExit(TERMINATED)
+    if not common.json:
+        hint = f"look around: saveslot ls --store {common.store}"
+        hint = hint if common.store else "keep it and look around: saveslot demo --store sqlite:///demo.db"
+        common.screen.lines([Line(body=((hint, DIM),)), Line(body=((f"the agent's code: {AGENT}", DIM),))])
 
 
-class _Stage:
-    """Where the story plays: which store, which session, and the screen that shows it."""
-
-    def __init__(self, url: str, namespace: str, screen: Screen) -> None:
-        self.url = url
-        self.namespace = namespace
-        self.screen = screen
-        self.id = fresh_id()
-
-    def tell(self, *body: Span) -> None:
-        if not self.screen.json:
-            self.screen.lines([Line((("  ", ""),), body)])
-            sys.stdout.flush()
-
-    def title(self, *body: Span) -> None:
-        if not self.screen.json:
-            self.screen.lines([Line(), Line(body=body)])
-            sys.stdout.flush()
+def _store(common: Common, folder: Path) -> tuple[str, Path]:
+    """A file of its own: the agents take whatever nobody holds."""
+    if common.store is None:
+        return sqlite_url(folder / "demo.db"), folder / "demo.db"
+    if common.file is None:
+        raise Misuse(f"demo: several processes share a SQLite file; {common.store} is none")
+    if common.file.exists():
+        raise Misuse(f"demo: {common.file} is there already; name a new file, it is the agents' own")
+    return common.store, common.file
 
 
-async def _story(stage: _Stage) -> Data:
-    started = time.monotonic()
-    stage.title(("An agent dies, another one finishes its work", "bold"))
-    stage.tell((stage.url, DIM))
+async def _shown(common: Common, url: str, file: Path, folder: Path) -> None:
+    from saveslot.cli.demo import picture, story
+    from saveslot.cli.demo.stage import Stage
 
-    acknowledged: list[Data] = []
-    async with _worker(stage) as first:
-        stage.title(("▶ ", "green"), (f"worker 1 (process {first.pid}) gives a lesson", ""))
-        async for told in _reports(first):
-            acknowledged.append(told)
-            stage.tell(*_turn(told))
-            if told["turn"] + 1 == FATAL:
-                break
-        await asyncio.sleep(THOUGHT / 2)
-        first.kill()
-        await first.wait()
-    stage.tell(("✗ ", "bold red"), (f"kill -9 {first.pid}", "bold red"), ("  in the middle of a thought", ""))
-
-    async with _worker(stage) as second:
-        stage.title(("▶ ", "green"), (f"worker 2 (process {second.pid}) knows nothing but the session's id", ""))
-        reports = _reports(second)
-        found = await anext(reports)
-        _compare(acknowledged, found)
-        text = f"{len(acknowledged)} of {len(acknowledged)} acknowledged turns read back, word for word"
-        stage.tell(("✓ ", "bold green"), (text, "bold"))
-        async for told in reports:
-            stage.tell(*_turn(told))
-        if await second.wait():
-            raise Broken("the second worker failed; please report this with the output above")
-
-    async with open_sessions(stage.url, namespace=stage.namespace) as sessions:
-        lines = await sessions.log(stage.id)
-        session = await sessions.get_session(stage.id, history=0)
-        said = [(told["role"], told["content"]) for told in (await sessions.get_data(stage.id))["messages"]]
-    if session is None or session.state != "completed" or said != LESSON:
-        raise Broken("the lesson is not what it should be; please report this with the output above")
-    if not stage.screen.json:
-        stage.title((f"saveslot log {short(stage.id, stage.screen)}", "bold"))
-        stage.screen.table(*history(lines, stage.screen))
-    seconds = time.monotonic() - started
-    stage.title(
-        ("nothing lost, nothing done twice", "bold green"),
-        (f": {many(len(LESSON), 'turn')}, two processes, one session, {seconds:.1f} s", ""),
-    )
-    return {
-        "session_id": stage.id,
-        "acknowledged": len(acknowledged),
-        "read_back": found["turn"] + 1,
-        "turns": len(LESSON),
-        "entries": len(lines),
-        "seconds": round(seconds, 3),
-    }
-
-
-def _turn(told: Data) -> tuple[Span, ...]:
-    if "turn" not in told:
-        return (("✓ ", "green"), (f"saved {told['seq']:>2}  ", DIM), (told["said"], "bold green"))
-    role = str(told["role"])
-    return (
-        ("✓ ", "green"),
-        (f"saved {told['seq']:>2}  ", DIM),
-        (f"{role:<9}  ", ROLES[role]),
-        (flat(str(told["said"]), 80), ""),
-    )
-
-
-def _compare(acknowledged: list[Data], found: Data) -> None:
-    """Everything that was acknowledged is there, as it was; one turn more may have been saved and not yet told."""
-    said = [told["said"] for told in acknowledged]
-    if found["all"][: len(said)] != said:
-        raise Broken(f"acknowledged were {said}, read back {found['all']}; please report this")
-
-
-# --- processes --------------------------------------------------------------------------------------------------------
-
-
-@contextlib.asynccontextmanager
-async def _worker(stage: _Stage) -> AsyncGenerator[asyncio.subprocess.Process]:
-    arguments = ("-m", "saveslot.cli.demo", stage.url, stage.namespace, stage.id)
-    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
-async def _reports(process: asyncio.subprocess.Process) -> AsyncGenerator[Data]:
-    if process.stdout is None:
-        raise Broken("a worker has no output")
-    while line := await asyncio.wait_for(process.stdout.readline(), PATIENCE):
-        yield msgspec.json.decode(line)
-
-
-def _report(**told: Any) -> None:
-    print(msgspec.json.encode(told).decode(), flush=True)
-
-
-async def _work(url: str, namespace: str, id: str) -> None:
-    """One worker, the same code for both: begin the session or go on where it stands."""
+    screen, namespace = common.screen, common.settings["namespace"].value
     async with open_sessions(url, namespace=namespace) as sessions:
-        said = await _begin(sessions, id)
-        for turn in range(len(said), len(LESSON)):
-            await asyncio.sleep(THOUGHT)
-            role, text = LESSON[turn]
-            message = {"role": role, "content": text}
-            made = await sessions.checkpoint(
-                id, "asked" if role == "user" else "answered", append={"messages": [message]}
-            )
-            _report(turn=turn, seq=made.seq, role=role, said=text)
-        session = await sessions.get_session(id, history=0)
-        if session is None:
-            raise Broken("the session is gone")
-        session.complete({"grade": "A"})
-        await sessions.update_session(session)
-        _report(seq=0 if session.seen is None else session.seen.seq, said="the lesson is over: completed, grade A")
+        with picture.picture(screen) as draw:
+            stage = Stage(sessions, url, file, file.with_name(f"{file.name}.ledger"), draw)
+            ending = await story.play(stage, folder)
+        seconds = time.time() - stage.began
+    claims = list(story.claims(stage, ending))
+    good = all(claim.true for claim in claims)
+    if screen.json:
+        told: Data = {"ok": good, "seconds": round(seconds, 3)}
+        for claim in claims:
+            told |= claim.numbers
+        screen.data(told)
+    else:
+        trip = stage.trips[ending.doubtful.trip]
+        screen.lines([Line(), Line(body=((f"the log of {trip.id}, with its owners", "bold"),))])
+        screen.table(*picture.timeline(stage, trip, ending.doubtful.key))
+        _told(screen, claims, good=good, seconds=seconds)
+    if not good:
+        raise SystemExit(1)
 
 
-async def _begin(sessions: SessionManager, id: str) -> list[str]:
-    """What was said so far; reported, if someone was here before."""
-    if await sessions.get_session(id, history=0) is None:
-        await sessions.create_session("tutor", user_id="anna", context={"topic": "fractions"}, session_id=id)
-        return []
-    said = [str(message["content"]) for message in (await sessions.get_data(id)).get("messages", [])]
-    _report(turn=len(said) - 1, all=said)
-    return said
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):  # the one who watches says goodbye for both
-        asyncio.run(_work(*sys.argv[1:4]))
+def _told(screen: Screen, claims: list[Claim], *, good: bool, seconds: float) -> None:
+    screen.lines([Line()])
+    for claim in claims:
+        mark = ("✓ ", "bold green") if claim.true else ("✗ ", "bold red")
+        screen.lines([Line((mark,), ((claim.told, ""),))])
+    end = ("nothing lost, nothing done twice", "bold green") if good else ("this must not happen", "bold red")
+    screen.lines([Line(), Line(body=(end, (f", in {seconds:.0f} s", "")))])
