@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
-from saveslot.errors import InvalidInput, LeaseHeld, SaveslotError
+from msgspec.structs import replace
+
+from saveslot.errors import InvalidInput, LeaseHeld, LeaseLost, SaveslotError
 from saveslot.held import Held
 from saveslot.lifecycle import SessionState, follow
-from saveslot.lifeline import Lifeline
+from saveslot.lifeline import Lifeline, checked, jittered
 from saveslot.log import Head, Outcome, Query
 from saveslot.model import AgentSession, Data, Kind, as_name
 from saveslot.reading import SessionReader
@@ -36,7 +37,7 @@ class SessionHolder(SessionReader):
         super().__init__(store, namespace)
         self.running: set[asyncio.Future[Any]] = set()
         self._limit = limit
-        self._timing = {"beat": worker_beat, "ttl": worker_ttl, "max_block": max_block}
+        self._timing = checked(worker_beat, worker_ttl, max_block)
         self._lifeline: Lifeline | None = None
         self._starting = asyncio.Lock()
 
@@ -68,14 +69,20 @@ class SessionHolder(SessionReader):
             state=SessionState.ACTIVE.value,
             orphan_for=lifeline.patience,
         )
-        claimed = await self._claim(orphans, limit)
-        if released and len(claimed) < limit:
-            free = Query(namespace=self.namespace, agent_type=agent_type, state=SessionState.ACTIVE.value, unowned=True)
-            claimed += await self._claim(free, limit - len(claimed))
+        claimed: list[Held] = []
+        try:
+            if lifeline.strays:  # a claim's answer was lost: ours now, and in nobody's hands
+                await self._claim(replace(orphans, orphan_for=None, owner=lifeline.row.id), limit, claimed)
+            await self._claim(orphans, limit, claimed)
+            if released and len(claimed) < limit:
+                await self._claim(replace(orphans, orphan_for=None, unowned=True), limit, claimed)
+        except BaseException:
+            for held in claimed:
+                self._sent(held.release())  # nobody hears of these
+            raise
         return claimed
 
-    async def _claim(self, query: Query, limit: int) -> list[Held]:
-        claimed: list[Held] = []
+    async def _claim(self, query: Query, limit: int, claimed: list[Held]) -> None:
         after: tuple[int, bytes] | None = None
         while len(claimed) < limit:
             rows = await self._store.find(query, after, max(CLAIM_BATCH, limit - len(claimed)))
@@ -83,13 +90,20 @@ class SessionHolder(SessionReader):
                 break
             after = (rows[-1].created_at, rows[-1].key)
             keys = [row.key for row in rows]
-            random.shuffle(keys)  # claimers that start at once take different ones
+            keys.sort(key=lambda _: os.urandom(8))  # claimers that start at once take different ones
             while keys and len(claimed) < limit:
                 part = keys[: min(CLAIM_BATCH, limit - len(claimed))]
                 del keys[: len(part)]
-                heads = [head for head in await self._store.heads(part) if head is not None and _open(head, query)]
-                claimed += await self._take_all(heads, query.orphan_for)
-        return claimed
+                heads = [head for head in await self._store.heads(part) if head is not None and self._open(head, query)]
+                claimed += await self._take_all(heads, orphans=query.orphan_for is not None)
+
+    def _open(self, head: Head, query: Query) -> bool:
+        """True for one that is still as it was found. Of our own worker's only what a claim took and nobody got."""
+        row = head.row
+        if query.owner is not None and self._lifeline is not None:
+            stray = row.owner == query.owner and row.lease not in self._lifeline.holders
+            return stray and head.last.kind is Kind.CLAIMED and row.state == query.state
+        return row.state == query.state and (row.lease is None) == query.unowned
 
     async def _hold(self, session_id: str, wait: float) -> Held:
         end = asyncio.get_running_loop().time() + wait
@@ -100,7 +114,7 @@ class SessionHolder(SessionReader):
                 left = end - asyncio.get_running_loop().time()
                 if left <= 0:
                     raise
-                await asyncio.sleep(min(left, random.uniform(LOOK / 2, LOOK)))  # noqa: S311  (jitter)
+                await asyncio.sleep(min(left, jittered(LOOK)))
 
     async def _taken(self, session_id: str) -> Held:
         lifeline = await self._alive()
@@ -109,31 +123,32 @@ class SessionHolder(SessionReader):
             follow(SessionState(head.row.state), "hold")
             # Ours, and not in our hands: taken by a write whose answer was lost.
             stray = head.row.owner == lifeline.row.id and head.row.lease not in lifeline.holders
-            patience = None if head.row.lease is None or stray else lifeline.patience
-            if patience is not None and head.row.left:
+            orphan = head.row.lease is not None and not stray
+            if orphan and head.row.left:
                 raise await self._lookup.held(head)
-            if taken := await self._take_all([head], patience):
+            if taken := await self._take_all([head], orphans=orphan):
                 return taken[0]
             [now] = await self._store.heads([head.row.key])
             if now is not None and now.last.append_id == head.last.append_id:
                 raise await self._lookup.held(head)  # its owner is silent, but not for long enough
 
-    async def _take_all(self, heads: list[Head], patience: int | None) -> list[Held]:
+    async def _take_all(self, heads: list[Head], *, orphans: bool) -> list[Held]:
         """Take these, each if nobody was quicker. Cancelled: what was taken is let go again."""
-        task = self._sent(self._take(heads, patience))
+        task = self._sent(self._take(heads, orphans=orphans))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             task.add_done_callback(self._abandon)
             raise
 
-    async def _take(self, heads: list[Head], patience: int | None) -> list[Held]:
+    async def _take(self, heads: list[Head], *, orphans: bool) -> list[Held]:
         lifeline = await self._alive()
+        # Asked now, not when they were found: we may have been stopped since, and with us the whole store.
+        patience = lifeline.patience if orphans else None
         taking: list[tuple[Held, Draft]] = []
         for head in heads:
             held = Held(self._lookup, lifeline, head, self._limit, self.running)
-            orphan = patience is not None
-            draft = held.drafted(Kind.CLAIMED if orphan else Kind.TAKEN, os.urandom(16))
+            draft = held.drafted(Kind.CLAIMED if orphans else Kind.TAKEN, os.urandom(16))
             draft.group.only_orphan = patience
             taking.append((held, draft))
         try:
@@ -144,6 +159,7 @@ class SessionHolder(SessionReader):
             lifeline.strays = True
             raise
         taken: list[Held] = []
+        lost: SaveslotError | None = None
         for (held, draft), verdict in zip(taking, verdicts, strict=True):
             if verdict.outcome in {Outcome.APPENDED, Outcome.ALREADY}:
                 held.taken(draft, verdict)
@@ -151,7 +167,11 @@ class SessionHolder(SessionReader):
             else:
                 held.untaken()
                 if verdict.outcome is Outcome.LOST:
-                    raise refusal(held.session.session_id, verdict, draft.group.entries[0].seq - 1)
+                    lost = refusal(held.session.session_id, verdict, draft.group.entries[0].seq - 1)
+        if lost is not None:
+            for held in taken:
+                self._sent(held.release())
+            raise lost
         return taken
 
     def _abandon(self, task: asyncio.Future[list[Held]]) -> None:
@@ -183,12 +203,16 @@ class SessionHolder(SessionReader):
 
     async def _alive(self) -> Lifeline:
         """The lifeline of this process, known to hold. One that was declared dead is followed by another."""
-        async with self._starting:
-            if self._lifeline is None or not self._lifeline.usable:
-                self._lifeline = Lifeline(self._store, self._tidy, **self._timing)
-                await self._lifeline.start()
-        await self._lifeline.ready()
-        return self._lifeline
+        while True:
+            async with self._starting:
+                if self._lifeline is None or not self._lifeline.usable:
+                    starting = Lifeline(self._store, self._tidy, **self._timing)
+                    await starting.start()
+                    self._lifeline = starting
+                lifeline = self._lifeline
+            with suppress(LeaseLost):  # it was declared dead while we waited
+                await lifeline.ready()
+                return lifeline
 
     def _tidy(self, lifeline: Lifeline) -> None:
         """After a beat, when the store may say that we hold what we do not."""
@@ -214,8 +238,3 @@ class SessionHolder(SessionReader):
     async def _leave(self) -> None:
         if self._lifeline is not None:
             await self._lifeline.leave()
-
-
-def _open(head: Head, query: Query) -> bool:
-    """True for one that is still as it was found."""
-    return head.row.state == query.state and (head.row.lease is None) == query.unowned

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from typing import NamedTuple
 from saveslot.errors import InvalidInput, SaveslotError
 from saveslot.held import Held
 from saveslot.holding import SessionHolder
+from saveslot.lifeline import jittered
 from saveslot.model import Data
 
 LOG = logging.getLogger("saveslot")
@@ -84,7 +84,7 @@ class Keeper:
                 await self._round(plan)
             except SaveslotError as exc:
                 self._trouble("keeper", exc)
-            await asyncio.sleep(self._beat * random.uniform(0.8, 1.2))  # noqa: S311  (jitter)
+            await asyncio.sleep(jittered(self._beat))
 
     async def _round(self, plan: Plan) -> None:
         room = plan.limit - len(self._takeovers)

@@ -29,6 +29,11 @@ def clock() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
+def jittered(seconds: float) -> float:
+    """Something near it, so that many who wait do not come all at once. (`random` would take 2 ms of every import.)"""
+    return seconds * (0.75 + os.urandom(1)[0] / 512)
+
+
 class Holder(Protocol):
     """Someone who depends on the worker being alive."""
 
@@ -43,14 +48,19 @@ class Holder(Protocol):
     def lose(self, why: LeaseLost) -> None: ...
 
 
+def checked(beat: float, ttl: float, max_block: float) -> dict[str, float]:
+    """Three beats at least: one may get lost, and the next one must still be in time."""
+    if not 0 < beat * 2.999 <= ttl:
+        raise InvalidInput("worker_ttl", f"must be at least three beats of {beat} s, not {ttl} s")
+    if max_block <= 0:
+        raise InvalidInput("max_block", f"must be more than 0 s, not {max_block}")
+    return {"beat": beat, "ttl": ttl, "max_block": max_block}
+
+
 class Lifeline:
     def __init__(
         self, store: Store, tidy: Callable[[Lifeline], None], *, beat: float, ttl: float, max_block: float
     ) -> None:
-        if not 0 < beat * 3 <= ttl:
-            raise InvalidInput("worker_ttl", f"must be at least three beats of {beat} s, not {ttl} s")
-        if max_block <= 0:
-            raise InvalidInput("max_block", f"must be more than 0 s, not {max_block}")
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self.row = Worker(os.urandom(16), self.name, round(ttl * 1_000_000), first=True)
         self.ttl = ttl
@@ -76,7 +86,8 @@ class Lifeline:
         self._moved = sent = clock()
         await self._store.beat((), self.row)
         self.row.first = False
-        self.beats, self.deadline, self._up_since = 1, sent + self.ttl, sent
+        self.beats, self.deadline, self._up_since = 1, sent + self.ttl, clock()
+        self._outage = self._up_since - sent > self._beat
         self._alarm = self._loop.call_later(self.ttl, self._ring)
         self._thread.start()
 
@@ -95,7 +106,10 @@ class Lifeline:
     @property
     def patience(self) -> int:
         """How many microseconds ago another worker's time must have run out for this one to declare it dead."""
-        up = clock() - self._up_since
+        now = clock()
+        up = now - self._up_since
+        if self._late(now):
+            return NEVER  # an outage may have begun, and the next beat is still stuck in it
         if up >= self.ttl:
             return 0
         return NEVER if self._outage else round((self.ttl - up) * 1_000_000)
@@ -108,6 +122,10 @@ class Lifeline:
     @property
     def alive(self) -> bool:
         return self.dead is None and clock() < self.deadline
+
+    def _late(self, now: float) -> bool:
+        """True when the last beat that was answered is two or more ago: then others' silence proves nothing either."""
+        return now - (self.deadline - self.ttl) > 2 * self._beat
 
     async def ready(self) -> None:
         """Return once this worker is known to be alive. Nobody waits for longer than a TTL."""
@@ -137,7 +155,7 @@ class Lifeline:
     async def _beaten(self) -> bool:
         """One beat; False once others have declared this worker dead."""
         sent = clock()
-        late = sent - self.deadline > -(self.ttl - 2 * self._beat)  # stopped, or the machine slept
+        late = self._late(sent)  # stopped, or the machine slept
         try:
             [at] = await self._store.beat((), self.row)
         except SaveslotError:

@@ -88,11 +88,12 @@ class SessionReader:
         created_before: datetime | None = None,
         text: str | None = None,
         prefix: str | None = None,
+        orphaned: bool = False,
         limit: int = PAGE,
         after: str | None = None,
     ) -> Page:
-        """A page of sessions, newest first, without their histories."""
-        query = self._query(agent_type, user_id, state, labels, created_after, created_before, text, prefix)
+        """A page of sessions, newest first, without their histories; `orphaned`: those whose owners died."""
+        query = self._query(agent_type, user_id, state, labels, created_after, created_before, text, prefix, orphaned)
         if limit < 1:
             raise InvalidInput("limit", "must be 1 or more")
         rows = await self._store.find(query, refs.place(after), limit)
@@ -112,9 +113,10 @@ class SessionReader:
         created_before: datetime | None = None,
         text: str | None = None,
         prefix: str | None = None,
+        orphaned: bool = False,
     ) -> int:
         """How many sessions `find` would show."""
-        query = self._query(agent_type, user_id, state, labels, created_after, created_before, text, prefix)
+        query = self._query(agent_type, user_id, state, labels, created_after, created_before, text, prefix, orphaned)
         return sum((await self._store.count(query)).states.values())
 
     async def stats(self) -> Data:
@@ -296,6 +298,7 @@ class SessionReader:
         created_before: datetime | None,
         text: str | None,
         prefix: str | None,
+        orphaned: bool,  # noqa: FBT001  (in its order, from two callers)
     ) -> Query:
         return Query(
             namespace=self.namespace,
@@ -307,6 +310,7 @@ class SessionReader:
             created_before=None if created_before is None else micros(as_time(created_before, "created_before")),
             text=text,
             prefix=prefix,
+            orphan_for=0 if orphaned else None,
         )
 
 

@@ -11,7 +11,6 @@ Everything comes back: numbers, ids, times, metadata. Values JSON does not know 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, cast
 
@@ -97,6 +96,8 @@ def _text(value: Any) -> str:
 
 def read_json(text: str) -> Any:
     """What the text says, where JSON leaves no doubt: a key twice in one object or a NaN is no import."""
+    import json  # takes 2 ms, and only an import needs it
+
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:

@@ -11,9 +11,9 @@ import signal
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -44,6 +44,7 @@ class Crew:
         self.stopped: dict[Process, float] = {}  # and when each goes on
         self.struck: defaultdict[int, list[float]] = defaultdict(list)  # when each was killed, stopped or went on
         self.kills = self.stops = 0
+        self.end = 0.0
         for _ in range(size):
             self.start()
 
@@ -57,7 +58,10 @@ class Crew:
 
     def strike(self) -> None:
         """Kill a worker and start another, or stop one for at most a TTL."""
-        worker = self._choice.choice([worker for worker in self.working if worker not in self.stopped])
+        candidates = [worker for worker in self.working if worker not in self.stopped and worker.is_alive()]
+        if not candidates:
+            return  # the work is done
+        worker = self._choice.choice(candidates)
         if self._choice.random() < 0.5:
             self.kill(worker)
             self.start()
@@ -73,8 +77,7 @@ class Crew:
 
     def strike_for(self, seconds: float, every: float) -> None:
         now = time.monotonic()
-        end = following = now + seconds
-        following = now + every
+        end, following = now + seconds, now + every
         while now < end:
             for worker in [worker for worker, until in self.stopped.items() if until <= now]:
                 self.go_on(worker)
@@ -85,21 +88,23 @@ class Crew:
             now = time.monotonic()
         for worker in list(self.stopped):
             self.go_on(worker)
+        self.end = time.time()
 
     def go_on(self, worker: Process) -> None:
         del self.stopped[worker]
         self._signal(worker, signal.SIGCONT)
 
     def _signal(self, worker: Process, number: int) -> None:
-        os.kill(worker.pid, number)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(worker.pid, number)
         self.struck[worker.pid].append(time.time())
 
-    def ended(self, within: float) -> list[int | None]:
-        """The exit codes of those that nobody killed."""
+    def ended(self, within: float) -> set[int | None]:
+        """How they all ended, those too that were killed."""
         end = time.monotonic() + within
-        for worker in self.working:
+        for worker in self.everyone:
             worker.join(max(0, end - time.monotonic()))
-        return [worker.exitcode for worker in self.working]
+        return {worker.exitcode for worker in self.everyone}
 
     def leave(self) -> None:
         for worker in self.everyone:
@@ -157,7 +162,7 @@ def run(tmp_path: Path, crew_size: int, seconds: float, every: float, drain: flo
     asyncio.run(begin(plan))
     with crew_of(crew_size, plan) as crew:
         crew.strike_for(seconds, every)
-        assert crew.ended(drain) == [0] * len(crew.working)
+        assert crew.ended(drain) == {0, -signal.SIGKILL}
     everything = asyncio.run(found(plan, tmp_path / "s.db"))
     check(plan, everything)
     return crew, everything
@@ -174,9 +179,10 @@ def check(plan: Any, everything: Found) -> None:
         assert turns == list(range(1, plan.turns + 1)), session_id
     check_effects(plan, everything)
     operations = history.read(Path(plan.folder).glob("*.jsonl"))
-    for op in operations:
-        if op.op == "write" and op.outcome == "ok":
-            assert digest(everything.data[op.session][op.seq]) == op.digest, op
+    told = [op for op in operations if op.op == "write" and op.outcome == "ok"]
+    assert len(told) > plan.sessions * plan.turns / 2
+    for op in told:
+        assert digest(everything.data[op.session][op.seq]) == op.digest, op
     logs = {
         session_id: [
             history.logged(entry, digest(data[entry.seq]) if entry.seq in data else "")
@@ -207,21 +213,33 @@ def check_effects(plan: Any, everything: Found) -> None:
     assert not wrong, "\n".join(map(str, wrong[:20]))
 
 
-def taken_over(everything: Found) -> list[tuple[float, int]]:
-    """When, and from which process."""
+class Takeover(NamedTuple):
+    at: float
+    pid: int  # of the former owner
+
+
+def taken_over(everything: Found) -> list[Takeover]:
     claims = [entry for log in everything.logs.values() for entry in log if entry.kind is Kind.CLAIMED]
-    return [(entry.at / 1e6, int(codec.read_note(entry.note)["from"].rpartition(":")[2])) for entry in claims]
+    return [Takeover(entry.at / 1e6, int(codec.read_note(entry.note)["from"].rpartition(":")[2])) for entry in claims]
 
 
 @pytest.mark.faults
 def test_twenty_workers_struck_every_300_ms_finish_every_session(tmp_path):
     """After a minute of kills and stops all 300 sessions complete; no effect is doubled, nothing acknowledged lost."""
-    start = time.monotonic()
-    how = {"sessions": 300, "turns": 14, "room": 4, "pace": 2, "ttl": 2, "beat": 0.4}
-    crew, everything = run(tmp_path, 20, seconds=float(os.environ.get("SECS",60)), every=0.3, drain=120, **how)
+    how = {"sessions": 300, "turns": 12, "room": 4, "pace": 2, "ttl": 2, "beat": 0.4}
+    crew, everything = run(tmp_path, 20, seconds=60, every=0.3, drain=180, **how)
     takeovers = taken_over(everything)
-    innocent = [(at, pid) for at, pid in takeovers if not any(at - 5 < t <= at or at>t and len(crew.struck[pid])==1 for t in crew.struck[pid])]
-    print(time.monotonic() - start, crew.kills, crew.stops, len(takeovers), len(innocent))
-    assert crew.kills > 50
-    assert crew.stops > 50
-    assert len(takeovers) > crew.kills
+    assert min(crew.kills, crew.stops, len(takeovers) / 2) > 50
+    assert crew.end - max(it.at for it in takeovers) < 20  # there was work to the end
+    # One who is stopped inside a commit stops all: nobody is taken for dead for that. (A few may be, who did not get to
+    # beat for a whole TTL because the machine was busy elsewhere.)
+    unstruck = [it for it in takeovers if not any(at <= it.at for at in crew.struck[it.pid])]
+    assert len(unstruck) <= len(takeovers) / 20
+
+
+def test_five_workers_struck_for_two_seconds_finish_every_session(tmp_path):
+    """The same in short: every session completes, every effect is counted, every history is legal."""
+    how = {"sessions": 16, "turns": 4, "room": 2, "pace": 0.3, "ttl": 0.5, "beat": 0.1}
+    crew, _ = run(tmp_path, 5, seconds=2, every=0.15, drain=60, **how)
+    assert crew.kills
+    assert crew.stops

@@ -30,10 +30,8 @@ from saveslot.cli.state import DIM
 from saveslot.cli.words import many, span
 from saveslot.errors import SaveslotError
 from saveslot.lifecycle import SessionState
-from saveslot.log import Place, Query
 from saveslot.manager import SessionManager
 from saveslot.model import Data
-from saveslot.stores import Store, open_store
 
 # Orphans read at a time.
 PAGE = 1000
@@ -74,14 +72,12 @@ async def keeper(
     commands = None if run is None else Commands(_words(run), limit, environ, say)
     async with common.sessions(create=True, worker_beat=every, worker_ttl=max(20.0, 4 * every)) as sessions:
         await sessions.keeper.start(stale_after=stale_after)
-        store = await open_store(common.url)
         try:
             note(f"keeping {common.file or common.url}; Ctrl-C ends it")
-            await until_terminated(Watchman(sessions, store, agent, commands, say).go_on(every, stale_after))
+            await until_terminated(Watchman(sessions, agent, commands, say).go_on(every, stale_after))
         finally:
             if commands is not None:
                 commands.end()
-            await store.close()
 
 
 def _words(run: str) -> list[str]:
@@ -111,11 +107,8 @@ def _say(screen: Screen, event: str, id: str, told: str) -> None:
 class Watchman:
     """Looks at a store again and again, and says what changed."""
 
-    def __init__(
-        self, sessions: SessionManager, store: Store, agent: str | None, commands: Commands | None, say: Say
-    ) -> None:
+    def __init__(self, sessions: SessionManager, agent: str | None, commands: Commands | None, say: Say) -> None:
         self._sessions = sessions
-        self._store = store
         self._agent = agent
         self._commands = commands
         self._say = say
@@ -153,18 +146,16 @@ class Watchman:
                 self._commands.start(one)
 
     async def _found(self) -> dict[str, str]:
-        query = Query(
-            namespace=self._sessions.namespace,
-            agent_type=self._agent,
-            state=SessionState.ACTIVE.value,
-            orphan_for=0,
-        )
         found: dict[str, str] = {}
-        after: Place | None = None
-        while rows := await self._store.find(query, after, PAGE):
-            found |= {row.session_id: row.worker for row in rows}
-            after = (rows[-1].created_at, rows[-1].key)
-        return found
+        after: str | None = None
+        while True:
+            page = await self._sessions.find(
+                agent_type=self._agent, state=SessionState.ACTIVE, orphaned=True, limit=PAGE, after=after
+            )
+            found |= {session.session_id: session.owner.worker for session in page if session.owner is not None}
+            after = page.next
+            if after is None:
+                return found
 
     async def _fate(self, id: str) -> str:
         """What became of a session that is no orphan any more."""
