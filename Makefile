@@ -6,13 +6,16 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-inp
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # `make -j check` goes step by step too
-.PHONY: help demo test test-faults test-long check lint types layers format bench docs clean
+.PHONY: help demo stack test test-faults test-long check lint types layers format bench docs clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.core ## see an agent killed, its work finished, and nothing done twice
 	@$(BIN)/saveslot demo
+
+stack: .venv/.stack ## the same on a PostgreSQL and a Valkey, started for it from wheels
+	@$(BIN)/saveslot demo --stack
 
 test: .venv/.dev ## the quick tests
 	@$(BIN)/pytest -n 2 -m "not faults and not long" tests
@@ -61,6 +64,11 @@ clean: ## remove the environment, caches and builds
 	@test -f $@ && $(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear .venv # half made: start over
 	@echo "installing saveslot into .venv (once)"
 	@$(PIP) --editable '.[cli]'
+	@touch $@
+
+.venv/.stack: .venv/.core
+	@echo "installing PostgreSQL and Valkey into .venv (once)"
+	@$(PIP) --editable '.[cli,stack]'
 	@touch $@
 
 .venv/.dev: .venv/.core

@@ -66,7 +66,6 @@ def _parts() -> Iterator[str]:
     yield "\n".join(_errors())
     yield "## Settings"
     yield from _markdown(inspect.getdoc(settings))
-    yield "This version has no hot tier, and refuses `hot`."
     yield "## Command line"
     yield str(app.help_epilogue)
     yield "Every command that looks at a store takes\n\n" + "\n".join(_options("ls", everywhere=True))

@@ -144,8 +144,8 @@ async def test_open_uses_the_settings(places):
     await sessions.close()
 
 
-def test_a_hot_tier_that_is_not_there_is_told_with_its_source(monkeypatch):
+def test_a_hot_tier_that_is_none_is_told_with_its_source(monkeypatch):
     """Wherever it was set."""
-    monkeypatch.setenv("SAVESLOT_HOT", "valkey://x")
+    monkeypatch.setenv("SAVESLOT_HOT", "postgresql://x")
     with pytest.raises(saveslot.InvalidInput, match="SAVESLOT_HOT"):
         saveslot.open()

@@ -11,13 +11,13 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
 
 from saveslot import codec, steps
 from saveslot.errors import Conflict, InvalidInput, LeaseLost, NotFound, SaveslotError, Unavailable
-from saveslot.lifecycle import follow
+from saveslot.lifecycle import ACTIVE, follow
 from saveslot.lifeline import Lifeline
 from saveslot.log import Head, Outcome, Verdict, moment
 from saveslot.lookup import Lookup
 from saveslot.model import STEP_KINDS, AgentSession, Checkpoint, Data, Kind, Owner, as_data
 from saveslot.saving import Save, drafted
-from saveslot.slot import ABOUT, Draft, Point, Slot, refusal
+from saveslot.slot import ABOUT, CALLER, Caller, Draft, Point, Slot, refusal
 from saveslot.steps import Journal, Mode, OnUnknown, Step
 
 P = ParamSpec("P")
@@ -32,14 +32,23 @@ class Settles(Protocol):
 def settled(
     verb: Callable[Concatenate[T, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[T, P], Coroutine[Any, Any, R]]:
-    """Cancelling the caller abandons the answer, never the write."""
+    """Cancelling the caller abandons the answer, never the write; the same asked once more is told that answer."""
 
     @wraps(verb)
     async def run(self: T, *args: P.args, **kwargs: P.kwargs) -> R:
+        caller = Caller()
+        before = CALLER.set(caller)
         task = asyncio.ensure_future(verb(self, *args, **kwargs))
+        CALLER.reset(before)
         self.running.add(task)
         task.add_done_callback(self.running.discard)
-        return await asyncio.shield(task)
+        try:
+            answer = await asyncio.shield(task)
+        except (asyncio.CancelledError, Unavailable):
+            caller.leave()
+            raise
+        caller.heard()
+        return answer
 
     return run
 
@@ -177,7 +186,7 @@ class Held:
                 try:
                     await slot.append(draft)
                 except Conflict:  # someone changed something; the lease may still be ours
-                    slot.meet(await self._lookup.existing(slot.session_id))
+                    slot.meet(await self._head())
                     if slot.at.lease != self._lease:
                         return
 
@@ -218,12 +227,12 @@ class Held:
         if beaten:
             self.session.last_heartbeat = moment(beaten)
             return
-        head = await self._lookup.existing(self._slot.session_id)
+        head = await self._head()
         raise self._told(Outcome.FENCED if head.row.lease != self._lease else Outcome.CONFLICT, head)
 
     async def pause(self) -> None:
         """From active to paused; still held."""
-        await self._live("pause", Kind.PAUSED, "session_paused", {"previous_state": self.session.state.value})
+        await self._live("pause", Kind.PAUSED, "session_paused", {"previous_state": ACTIVE.value})
 
     async def resume(self) -> None:
         """From paused to active; nothing happens to an active one."""
@@ -275,7 +284,7 @@ class Held:
         slot = self._slot
         async with slot.lock:
             if not await self._landed_before(("rollback", to)):
-                head = await self._lookup.existing(slot.session_id)
+                head = await self._head()
                 await self._append(await self._lookup.rollback(slot, head, to))
             await slot.load_data()
             return await self._lookup.checkpoint(slot.session_id, self._seq)
@@ -287,7 +296,7 @@ class Held:
         async with slot.lock:
             with suppress(Conflict):
                 await self._settle()
-            head = await self._lookup.existing(slot.session_id)
+            head = await self._head()
             fresh = self._lookup.session(head)
             for part in ("state", "context", "metadata", "labels", "last_heartbeat", "seen"):
                 setattr(self.session, part, getattr(fresh, part))
@@ -441,6 +450,15 @@ class Held:
     def _seq(self) -> int:
         return self._slot.at.seq
 
+    async def _head(self) -> Head:
+        """Of the session that was taken: another of that id, created since, is not ours."""
+        [head] = await self._lookup.store.heads([self._slot.key])
+        if head is None:
+            exc = NotFound(f"session {self._slot.session_id} was deleted; create it again to start anew")
+            self.lose(exc)
+            raise exc
+        return head
+
     async def _sure(self) -> None:
         """Start nothing when others may have the session."""
         if self._over is None and not self._lifeline.alive:
@@ -486,11 +504,11 @@ class Held:
             raise
         except Conflict:
             await self._forget_tried()
-            head = await self._lookup.existing(self._slot.session_id)
+            head = await self._head()
             if head.row.fence != self._slot.mine:
                 raise self._told(Outcome.FENCED, head) from None  # what ends a hold names no lease to be judged by
             if head.row.lease != self._lease:
-                self.lose(LeaseLost(f"session {self._slot.session_id} was ended by someone else ({head.last.name})"))
+                self._told(Outcome.FENCED, head)
             raise
 
     async def _forget_tried(self) -> None:
@@ -511,5 +529,7 @@ class Held:
     def _told(self, outcome: Outcome, head: Head) -> SaveslotError:
         exc = refusal(self._slot.session_id, Verdict(outcome, head=head.last), self._seq, self._slot.mine)
         if outcome is Outcome.FENCED:
+            if not isinstance(exc, LeaseLost):
+                exc = LeaseLost(f"session {self._slot.session_id} was ended by someone else ({head.last.name})")
             self.lose(exc)
         return exc

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, ParamSpec, Self, TypeVar
+from weakref import WeakValueDictionary
 
 from saveslot import codec, transfer
 from saveslot.errors import AlreadyExists, Conflict, InvalidInput, InvalidTransition, NotFound
@@ -66,12 +67,16 @@ class SessionManager(SessionHolder):
         worker_ttl: float = 20.0,
         max_block: float = 300.0,
     ) -> None:
-        if redis_client is not None:
-            raise InvalidInput("redis_client", "this version has no Valkey yet; leave it out")
         if db_pool is not None:
             from saveslot.stores.postgres import PostgresStore  # imported when it is used
 
             store = PostgresStore.on(db_pool)
+        if redis_client is not None:
+            from saveslot.stores.tiered import TieredStore
+
+            if store is None:
+                raise InvalidInput("redis_client", "needs a database behind it (db_pool); Valkey holds copies only")
+            store = TieredStore(store, redis_client, session_ttl_hours * 3600)
         super().__init__(
             store or MemoryStore(),
             namespace,
@@ -85,6 +90,7 @@ class SessionManager(SessionHolder):
         self._slots = Slots()
         self._births = Doubts()
         self._deaths = Doubts()
+        self._deleting = WeakValueDictionary[str, asyncio.Lock]()
 
     async def __aenter__(self) -> Self:
         return self
@@ -148,12 +154,12 @@ class SessionManager(SessionHolder):
         try:
             verdict = await slot.append(draft)
         except Conflict as exc:
-            self._births.end(session.session_id)
+            self._births.end(session.session_id, draft)
             hint = "use it (get_session), or choose another id"
             raise AlreadyExists(
                 f"session {session.session_id} exists already in namespace {self.namespace}; {hint}", head=exc.head
             ) from None
-        self._births.end(session.session_id)
+        self._births.landed(session.session_id, draft)
         self._deaths.end(session.session_id)
         session.created_at = moment(row.created_at or verdict.times[0])
         session.last_heartbeat = moment(verdict.heartbeat)
@@ -252,30 +258,38 @@ class SessionManager(SessionHolder):
     @settled
     async def delete_session(self, id: str) -> bool:
         """Soft: its log stays as the audit trail, behind a tombstone. True if it was there."""
-        while True:
-            draft = self._deaths.get(id)  # its answer was lost: should it have landed, it was ours
-            if draft is None:
-                head = await self._lookup.head(id)
-                self._slots.forget(self._slots.get(id))
-                if head is None:
-                    return False
-                draft = Draft(head.row.key, Point.of(head), self._limit)
-                draft.lifecycle(Kind.TOMBSTONE, "session_deleted", {})
-                draft.group.delete = True
-            self._deaths.begin(id, draft)
-            [verdict] = await self._store.append([draft.group])
-            self._deaths.end(id)
-            match verdict.outcome:
-                case Outcome.ALREADY if await self._lookup.head(id) is not None:
-                    continue  # it was created anew since
-                case Outcome.APPENDED | Outcome.ALREADY:
-                    return True
-                case Outcome.MISSING:
-                    return False  # someone else deleted it first
-                case Outcome.CONFLICT:
-                    continue  # someone wrote meanwhile; that changes nothing for a delete
-                case _:
-                    raise refusal(id, verdict, draft.group.entries[0].seq - 1)
+        lock = self._deleting.setdefault(as_name(id, "session_id"), asyncio.Lock())
+        async with lock:
+            while (deleted := await self._delete(id)) is None:
+                continue  # it changed meanwhile; that changes nothing for a delete
+            return deleted
+
+    async def _delete(self, session_id: str) -> bool | None:
+        draft = self._deaths.get(session_id)  # its answer was lost: should it have landed, it was ours
+        if draft is None:
+            head = await self._lookup.head(session_id)
+            self._slots.forget(self._slots.get(session_id))
+            if head is None:
+                return False
+            draft = Draft(head.row.key, Point.of(head), self._limit)
+            draft.lifecycle(Kind.TOMBSTONE, "session_deleted", {})
+            draft.group.delete = True
+        self._deaths.begin(session_id, draft)
+        [verdict] = await self._store.append([draft.group])
+        self._deaths.end(session_id)
+        match verdict.outcome:
+            case Outcome.ALREADY if await self._lookup.head(session_id) is not None:
+                return None  # it was created anew since
+            case Outcome.APPENDED | Outcome.ALREADY:
+                self._deaths.begin(session_id, draft)
+                self._deaths.landed(session_id, draft)
+                return True
+            case Outcome.MISSING:
+                return False  # someone else deleted it first
+            case Outcome.CONFLICT:
+                return None  # someone wrote
+            case _:
+                raise refusal(session_id, verdict, draft.group.entries[0].seq - 1)
 
     async def cleanup_stale_sessions(self, max_age: timedelta = timedelta(hours=48)) -> int:
         """Fail the active sessions that gave no sign of life for so long, by the store's clock; how many there were."""
@@ -374,7 +388,7 @@ class SessionManager(SessionHolder):
                 draft = await self._lookup.rollback(slot, head, to)
                 await self._append(slot, draft)
             made = await self.get_checkpoint(session_id, draft.at.seq)
-            if session is not None:
+            if session is not None and not _current(session, slot):
                 _show(session, slot, made)
                 session.state = _folded(session, draft.at.state)
             return made
@@ -524,8 +538,9 @@ def _current(session: AgentSession, slot: Slot) -> bool:
 
 
 def _follows(draft: Draft, session: AgentSession | None) -> bool:
-    """True for a draft that stands right behind what the value has seen."""
-    return session is None or (session.seen is not None and session.seen.append_id == draft.group.prev)
+    """True for a draft that stands right behind what the value has seen, or is that."""
+    known = {draft.group.prev, draft.at.append_id}
+    return session is None or (session.seen is not None and session.seen.append_id in known)
 
 
 def _show(session: AgentSession, slot: Slot, made: Checkpoint) -> None:

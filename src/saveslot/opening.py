@@ -14,12 +14,15 @@ from saveslot.manager import SessionManager
 from saveslot.settings import Setting
 from saveslot.stores import open_store
 
+HOT = ("valkey://", "valkeys://", "redis://", "rediss://", "unix://")
+
 
 class open:  # noqa: A001, N801  (saveslot.open reads well)
     """`async with saveslot.open() as sessions:` or `sessions = await saveslot.open()`, then `await sessions.close()`.
 
-    `url` is `sqlite:///file.db` or `memory:`. What is left out comes from the environment (`SAVESLOT_URL`,
-    `SAVESLOT_NAMESPACE`) or from `saveslot.toml`; else it is one SQLite file among the user's data.
+    `url` is `postgresql://user@host/database`, `sqlite:///file.db` or `memory:`; `hot` puts a Valkey in front,
+    `valkey://host`. What is left out comes from the environment (`SAVESLOT_URL`, `SAVESLOT_HOT`, `SAVESLOT_NAMESPACE`)
+    or from `saveslot.toml`; else it is one SQLite file among the user's data.
     """
 
     def __init__(
@@ -35,9 +38,10 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
         max_block: float = 300.0,
     ) -> None:
         told = located(url, hot, namespace)
-        if "hot" in told:
-            raise InvalidInput("hot", f"this version has no hot tier; leave it out ({told['hot'].source})")
         self._url = told["url"].value
+        self._hot = told["hot"].value if "hot" in told else None
+        if self._hot is not None and not self._hot.startswith(HOT):
+            raise InvalidInput("hot", f"{self._hot!r} ({told['hot'].source}) is no valkey:// or redis:// URL")
         self._options: dict[str, Any] = {
             "namespace": told["namespace"].value,
             "session_ttl_hours": session_ttl_hours,
@@ -51,6 +55,10 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
     async def _open(self) -> SessionManager:
         store = await open_store(self._url)
         try:
+            if self._hot is not None:
+                from saveslot.stores.tiered import TieredStore  # imported when it is used
+
+                store = TieredStore.at(store, self._hot, self._options["session_ttl_hours"] * 3600)
             return SessionManager(store=store, **self._options)
         except BaseException:
             await store.close()

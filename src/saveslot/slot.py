@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from itertools import count
 from typing import Any, Literal, NamedTuple
 
 from saveslot import codec
@@ -197,6 +199,41 @@ class Draft:
         self.at = self.at._replace(seq=entry.seq, append_id=entry.append_id, **reached)
 
 
+_order = count(1)
+
+
+class Caller:
+    """Whoever asked for a write. One that was cancelled, or told that the store is away, does not know what became of
+    it, and may ask again.
+    """
+
+    def __init__(self) -> None:
+        self.gone = 0  # when it left without knowing, in the order of such things
+        self._began = next(_order)
+        self._when_heard: list[Callable[[], None]] = []
+
+    def leave(self) -> None:
+        self.gone = next(_order)
+
+    def repeats(self, other: Caller) -> bool:
+        """True if it may be the other one, asking again; who came while the other was there is somebody else."""
+        return 0 < other.gone < self._began
+
+    def same(self, other: Caller) -> bool:
+        """True if either may be the other: one that is on its way unheard may be overtaken by its repetition."""
+        return self.repeats(other) or other.repeats(self)
+
+    def when_heard(self, forget: Callable[[], None]) -> None:
+        self._when_heard.append(forget)
+
+    def heard(self) -> None:
+        for forget in self._when_heard:
+            forget()
+
+
+CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+
+
 class Turns(asyncio.Lock):
     """A lock that knows who wants it: between a release and the next one's turn it looks free and is not."""
 
@@ -228,6 +265,7 @@ class Slot:
         self.limit = limit
         self._store = store
         self._pending: Draft | None = None
+        self._last: tuple[Draft, Verdict, Caller] | None = None  # what landed, and for whom
 
     @property
     def weight(self) -> int:
@@ -241,17 +279,19 @@ class Slot:
 
     @property
     def doubtful(self) -> bool:
-        """True when nobody knows what became of the last write."""
-        return self._pending is not None
+        """True when nobody knows what became of the last write, or its caller did not hear of it."""
+        caller = CALLER.get()
+        unheard = self._last is not None and (self._last[2].gone or (caller is not None and caller.gone))
+        return self._pending is not None or bool(unheard)
 
     @property
     def busy(self) -> bool:
-        return self.lock.wanted > 0 or self.doubtful
+        return self.lock.wanted > 0 or self._pending is not None
 
     @property
     def ready(self) -> bool:
         """True when an append can be sent at once, with nothing to wait for before it is on its way."""
-        return self.at.data is not None and not self.busy
+        return self.at.data is not None and not self.lock.wanted and not self.doubtful
 
     def meet(self, head: Head) -> None:
         """Follow the newest entry of the log; what was known of an older one goes."""
@@ -273,14 +313,17 @@ class Slot:
                 if entry.kind in DATA_KINDS:
                     self._grow(entry)
                 draft.timelines[entry.seq] = self.timeline
+            caller = CALLER.get()
+            self._last = None if caller is None else (draft, verdict, caller)
             return verdict
         self.refused = True
         raise refusal(self.session_id, verdict, draft.group.entries[0].seq - 1, self.mine)
 
     async def settle(self) -> tuple[Draft, Verdict] | None:
-        """Send again what nobody knows the fate of; what it was, if there was any."""
+        """Send again what nobody knows the fate of; what it was, if there was any. One that landed unheard is told."""
         if self._pending is None:
-            return None
+            last, self._last, caller = self._last, None, CALLER.get()
+            return last[:2] if last is not None and caller is not None and caller.same(last[2]) else None
         draft = self._pending
         return draft, await self.append(draft)
 

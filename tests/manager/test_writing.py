@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import saveslot
-from saveslot import Conflict, Unavailable, slots
+from saveslot import AlreadyExists, Conflict, Unavailable, slots
 from saveslot.stores.memory import MemoryStore
 
 
@@ -330,3 +330,158 @@ async def test_a_tight_loop_of_writes_lets_others_run(sessions, session):
         await sessions.checkpoint(session.session_id, "c", {"n": n})
     task.cancel()
     assert turned >= 40
+
+
+@pytest.mark.parametrize("turns", range(8))
+@pytest.mark.parametrize("cold", [True, False])
+async def test_a_call_repeated_after_its_cancellation_is_told_the_first_answer(sessions, fresh, session, turns, cold):
+    """Whoever cancels a call, by a timeout say, and makes the same call again has done it once."""
+    sid = session.session_id
+    await sessions.checkpoint(sid, "base", {"list": [0]})
+    manager = fresh() if cold else sessions
+    value = await manager.get_session(sid)
+
+    async def twice(make):
+        task = asyncio.ensure_future(make())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return await make() if task.cancelled() else task.result()
+
+    made = await twice(lambda: manager.checkpoint(sid, "one", append={"list": [1]}))
+    assert made.data == {"list": [0, 1]}
+    assert (await twice(lambda: manager.checkpoint(sid, "two", {"n": 2}))).seq == made.seq + 1
+    assert (await twice(lambda: manager.rollback(sid, "~2"))).data == {"list": [0]}
+    await manager.refresh(value)
+    assert (await twice(lambda: manager.rollback(value, "two"))).data == {"n": 2}
+    value.checkpoint("staged", {"n": 3})
+    await twice(lambda: manager.update_session(value))
+    names = ["session_created", "base", "one", "two", "session_rolled_back", "session_rolled_back", "staged"]
+    assert [c.name for c in await sessions.history(sid)] == names
+    assert [c.name for c in value.checkpoints] == names
+    assert (await twice(lambda: manager.create_session("tutor", session_id="new"))).session_id == "new"
+    with pytest.raises(AlreadyExists):
+        await manager.create_session("tutor", session_id="new")
+    assert await twice(lambda: manager.delete_session("new")) is True
+    assert await manager.delete_session("new") is False
+
+
+async def test_callers_at_the_same_time_are_not_taken_for_one(sessions, session):
+    """Of two that append the same at once, one of them cancelled, the other's is stored all the same."""
+    sid = session.session_id
+    await sessions.rollback(sid, 1)
+    calls = [asyncio.ensure_future(sessions.checkpoint(sid, "one", append={"list": [1]})) for _ in range(3)]
+    await asyncio.sleep(0)
+    calls[1].cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    await asyncio.gather(*sessions.running)
+    assert (await sessions.get_data(sid))["list"] in ([1, 1], [1, 1, 1])
+
+
+# Creating and deleting
+
+
+BORN = {
+    "create": lambda sessions: sessions.create_session("tutor", "anna", {"a": 1}, session_id="new"),
+    "fork": lambda sessions: sessions.fork("old", session_id="new"),
+    "import": lambda sessions: sessions.import_session(sessions.exported, session_id="new"),
+}
+
+
+@pytest.mark.parametrize("how", BORN)
+@pytest.mark.parametrize("fault", ["late", "never"])
+async def test_a_creation_retried_after_a_lost_answer_is_ones_own(fault, how):
+    """Creating, forking or importing under an id again, after the answer got lost, gives the session: it is there
+    once, and a third call is `AlreadyExists`.
+    """
+    store = Shaky()
+    sessions = saveslot.SessionManager(store=store)
+    await sessions.create_session("tutor", session_id="old")
+    await sessions.checkpoint("old", "one", {"n": 1})
+    sessions.exported = await sessions.export("old")
+    setattr(store, fault, 2)
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            await BORN[how](sessions)
+    made = await BORN[how](sessions)
+    assert made == await sessions.get_session("new")
+    with pytest.raises(AlreadyExists):
+        await BORN[how](sessions)
+    made.context["more"] = 1
+    await sessions.update_session(made)
+    assert (await sessions.get_session("new")).context["more"] == 1
+    assert len(await sessions.find()) == 2
+
+
+async def test_anothers_creation_is_not_taken_for_ones_own():
+    """After a lost answer another creation of that id, by its content or its creator, is `AlreadyExists`."""
+    store = Shaky()
+    sessions, others = (saveslot.SessionManager(store=store) for _ in range(2))
+    store.late = 1
+    with pytest.raises(Unavailable):
+        await sessions.create_session("tutor", session_id="new")
+    for manager, context in ((sessions, {"other": 1}), (others, None)):
+        with pytest.raises(AlreadyExists):
+            await manager.create_session("tutor", context=context, session_id="new")
+    store.never = 1
+    with pytest.raises(Unavailable):
+        await sessions.create_session("tutor", session_id="newer")
+    await others.create_session("tutor", session_id="newer")
+    with pytest.raises(AlreadyExists):
+        await sessions.create_session("tutor", session_id="newer")
+
+
+@pytest.mark.parametrize("fault", ["late", "never"])
+async def test_a_deletion_retried_after_a_lost_answer_is_ones_own(fault):
+    """Deleting again after the answer got lost is True, once; one that was there no more is False."""
+    store = Shaky()
+    sessions, others = (saveslot.SessionManager(store=store) for _ in range(2))
+    for session_id in ("a", "b"):
+        await sessions.create_session("tutor", session_id=session_id)
+        setattr(store, fault, 2)
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await sessions.delete_session(session_id)
+        if session_id == "b" and fault == "never":  # meanwhile somebody writes on
+            await others.checkpoint("b", "more", {"n": 1})
+        assert await sessions.delete_session(session_id) is True
+        assert await sessions.delete_session(session_id) is False
+    assert await sessions.find() == []
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_a_deletion_in_doubt_says_nothing_about_a_new_one(same):
+    """An id that was deleted in doubt and created anew, by anyone, is deleted anew."""
+    store = Shaky()
+    sessions = saveslot.SessionManager(store=store)
+    await sessions.create_session("tutor", session_id="a")
+    store.late = 1
+    with pytest.raises(Unavailable):
+        await sessions.delete_session("a")
+    await (sessions if same else saveslot.SessionManager(store=store)).create_session("tutor", session_id="a")
+    assert await sessions.delete_session("a") is True
+    assert await sessions.find() == []
+
+
+async def test_who_creates_or_deletes_at_once_is_not_taken_for_one(sessions):
+    """Of many that create the same session at once one does, of many that delete it one does; the others are told."""
+    calls = [sessions.create_session("tutor", session_id="new") for _ in range(5)]
+    made = await asyncio.gather(*calls, return_exceptions=True)
+    assert sorted(type(answer).__name__ for answer in made) == ["AgentSession", *["AlreadyExists"] * 4]
+    deleted = await asyncio.gather(*(sessions.delete_session("new") for _ in range(5)))
+    assert sorted(deleted) == [False] * 4 + [True]
+
+
+async def test_what_is_remembered_of_an_outage_is_bounded(monkeypatch):
+    """However many creations fail and are never retried, a manager remembers the newest of them only."""
+    monkeypatch.setattr(slots, "MOST_DOUBTS", 10)
+    store = Shaky()
+    sessions = saveslot.SessionManager(store=store)
+    store.late = 30
+    for n in range(30):
+        with pytest.raises(Unavailable):
+            await sessions.create_session("tutor", session_id=f"s{n}")
+    with pytest.raises(AlreadyExists):
+        await sessions.create_session("tutor", session_id="s0")
+    assert (await sessions.create_session("tutor", session_id="s29")).session_id == "s29"

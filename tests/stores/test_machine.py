@@ -8,8 +8,8 @@ from saveslot.testing import Clock, behaves_like_memory
 
 def sqlite(folder: Path):
     async def open_two(clock: Clock) -> tuple[SqliteStore, SqliteStore]:
-        path = str(folder / "store.db")
-        return await SqliteStore.open(path, clock), await SqliteStore.open(path, clock)
+        path, uptime = str(folder / "store.db"), lambda: ("this boot", clock.uptime())
+        return await SqliteStore.open(path, clock, uptime=uptime), await SqliteStore.open(path, clock, uptime=uptime)
 
     return open_two
 

@@ -7,17 +7,20 @@ import pytest
 from hypothesis.errors import Flaky
 
 from saveslot.stores import Store
-from saveslot.testing import Clock, StoreConformance, behaves_like_memory, conformance, faults
+from saveslot.testing import Clock, StoreConformance, behaves_like_memory, faults
+from saveslot.testing.conformance import desk
 
 FAULTS = [*faults.FAULTY_MEMORY, *faults.FAULTY_SQLITE]
 # The machine's steps come one after another: it neither cancels nor waits.
 BEYOND_THE_MACHINE = {faults.CancelledAndForgotten, faults.NobodyIsWoken}
+# It meets these too, but only after seconds; in memory (LateClaimKills, StaleIgnoresOwner) it is quicker.
+SLOW_TO_MEET = {faults.ClaimKillsFirst, faults.OwnersIgnoredInStatements}
 
 
 async def opened(fault: Any, folder: Path, clock: Clock, memory: dict[Path, Store]) -> Store:
     if fault in faults.FAULTY_SQLITE:
-        return await fault.open(str(folder / "store.db"), clock)
-    return memory.setdefault(folder, fault(clock))
+        return await fault.open(str(folder / "store.db"), clock, uptime=lambda: ("this boot", clock.uptime()))
+    return memory.setdefault(folder, fault(clock, clock.uptime))
 
 
 def first_failure(fault: Any, folder: Path) -> str | None:
@@ -41,11 +44,11 @@ def first_failure(fault: Any, folder: Path) -> str | None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_suite_catches(fault: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store with this fault does not pass the conformance suite."""
-    monkeypatch.setattr(conformance, "PATIENCE", 2)
+    monkeypatch.setattr(desk, "PATIENCE", 2)
     assert first_failure(fault, tmp_path)
 
 
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in BEYOND_THE_MACHINE])
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in BEYOND_THE_MACHINE | SLOW_TO_MEET])
 def test_the_machine_catches(fault: Any, tmp_path: Path) -> None:
     """A store with this fault differs from memory within a few examples."""
 
@@ -59,6 +62,6 @@ def test_the_machine_catches(fault: Any, tmp_path: Path) -> None:
 
 
 def test_there_are_enough() -> None:
-    """The faults cover the rules of the log, deletion, namespaces, pages, signs of life and events, and SQL."""
-    assert len(faults.FAULTY_MEMORY) >= 30
-    assert len(faults.FAULTY_SQLITE) >= 3
+    """The faults cover the rules of the log, deletion, namespaces, pages, life, owners and events, and SQL."""
+    assert len(faults.FAULTY_MEMORY) >= 50
+    assert len(faults.FAULTY_SQLITE) >= 5

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import apsw
-import msgspec
 
-from saveslot import codec
+from saveslot.cli.findings import NAMED, Finding, Progress, problem, warning
+from saveslot.cli.recipes import recipes
 from saveslot.cli.words import many, size
-from saveslot.errors import Corrupt, InvalidInput, NotFound, SaveslotError, Unavailable
-from saveslot.log import Entry
-from saveslot.model import DATA_KINDS, Data, Kind
-from saveslot.slot import ABOUT_KINDS
-from saveslot.stores import Store, open_store
+from saveslot.errors import InvalidInput, Unavailable
 from saveslot.stores.sqlite_file import APPLICATION_ID, migrations
-from saveslot.timeline import Timeline, needed, note_of
 
 # Before this one two processes that write a WAL file can damage it.
 SOUND_SQLITE = 3_051_003
@@ -30,28 +25,6 @@ SCARCE, LITTLE = 100_000_000, 1_000_000_000
 LARGE_WAL = 256_000_000
 # WAL needs memory that all processes of one machine share; over a network there is none.
 REMOTE = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph", "glusterfs"}
-# Damaged entries that are named; behind them only their number.
-NAMED = 10
-# Entries whose frames are held at a time.
-STRIDE = 500
-
-Progress = Callable[[str, int, int], None]  # of what, how much is done, of how much
-
-
-class Finding(msgspec.Struct):
-    what: str
-    told: str
-    state: str = "ok"  # ok, warning or problem
-    advice: list[str] = []  # what to do, one line each
-    details: list[str] = []
-
-
-def problem(what: str, told: str, *advice: str, details: Sequence[str] = ()) -> Finding:
-    return Finding(what, told, "problem", list(advice), list(details))
-
-
-def warning(what: str, told: str, *advice: str) -> Finding:
-    return Finding(what, told, "warning", list(advice))
 
 
 async def check(path: Path, url: str, progress: Progress) -> AsyncGenerator[Finding]:
@@ -83,7 +56,7 @@ async def check(path: Path, url: str, progress: Progress) -> AsyncGenerator[Find
         yield problem("format", f"SQLite cannot read it ({exc})", "restore the file from a backup")
         return
     if told.state == "ok":
-        yield await _recipes(url, sessions, entries, progress)
+        yield await recipes(url, sessions, entries, progress)
 
 
 @contextmanager
@@ -209,95 +182,3 @@ def _counts(connection: apsw.Connection) -> Finding:
     told = f"{many(count[0] - count[1], 'session')} in {many(count[2], 'namespace')}, {many(entries, 'entry')}"
     told += f", {count[1]:,} deleted" if count[1] else ""
     return Finding("content", told + (f", {size(idle)} free inside" if idle > LITTLE // 100 else ""))
-
-
-# --- every recipe -----------------------------------------------------------------------------------------------------
-
-
-async def _recipes(url: str, sessions: list[Any], entries: int, progress: Progress) -> Finding:
-    """Rebuild every state that the log promises, and read every note."""
-    damaged: list[str] = []
-    advice: list[str] = []
-    done = 0
-    store = await open_store(url)
-    try:
-        for key, namespace, session_id, body in sessions:
-            before = len(damaged)
-            states: list[tuple[int, bool]] = []  # each entry with the agent's data, and whether it can be read
-            if reason := _unreadable(lambda body=body: codec.read_note(body)):
-                damaged.append(f"{session_id}: context, metadata and labels: {reason}")
-            async for seq, kind, reason in _entries(store, key, session_id):
-                done += 1
-                progress("recipes", done, max(done, entries))
-                if kind in DATA_KINDS:
-                    states.append((seq, reason is None))
-                if reason is not None:
-                    damaged.append(f"{session_id}:{seq}: {reason}")
-            if len(damaged) > before:
-                advice.append(_cure(session_id, namespace, states))
-    except SaveslotError as exc:
-        return problem("recipes", f"reading stopped after {many(done, 'entry')}: {exc}", "see the problems above")
-    finally:
-        await store.close()
-    if damaged:
-        told = f"{many(len(damaged), 'part')} of {many(done, 'entry')} cannot be read"
-        return problem("recipes", told, *_few(advice), details=_few(damaged))
-    return Finding("recipes", f"{many(done, 'entry')} rebuilt, each as it was saved")
-
-
-def _cure(session_id: str, namespace: str, states: list[tuple[int, bool]]) -> str:
-    where = "" if namespace == "default" else f" --namespace {namespace}"
-    sound = [seq for seq, readable in states if readable]
-    if not sound:
-        return f"restore {session_id} from a backup: none of its checkpoints can be read"
-    if states[-1][1]:
-        return f"{session_id} can go on: its newest state is sound; older ones are in a backup at best"
-    return f"saveslot rollback {session_id} --to {sound[-1]}{where}  goes back to the newest sound checkpoint"
-
-
-def _few(lines: list[str]) -> list[str]:
-    return lines if len(lines) <= NAMED else [*lines[:NAMED], f"and {len(lines) - NAMED:,} more"]
-
-
-async def _entries(store: Store, key: bytes, id: str) -> AsyncGenerator[tuple[int, Kind | None, str | None]]:
-    """The number and kind of each entry, and why it cannot be read, if so."""
-    expected = 1
-    while True:
-        entries = await store.entries(key, [(expected, expected + STRIDE - 1)], frames=False)
-        if not entries:
-            return
-        tracks = [
-            await _timeline(store, key, id, [e for e in entries if e.kind in kinds], kinds)
-            for kinds in (DATA_KINDS, ABOUT_KINDS)
-        ]
-        for entry in entries:
-            if entry.seq != expected:
-                yield expected, None, f"is missing; entry {entry.seq} follows"
-            expected = entry.seq + 1
-            track = tracks[0] if entry.kind in DATA_KINDS else tracks[1] if entry.kind in ABOUT_KINDS else None
-            yield entry.seq, entry.kind, _reason(entry, track, f"{id}:{entry.seq}")
-
-
-async def _timeline(store: Store, key: bytes, id: str, entries: list[Entry], kinds: frozenset[Any]) -> Timeline:
-    sound = [entry for entry in entries if not _unreadable(lambda entry=entry: codec.Recipe.unpack(entry.recipe))]
-    ranges = needed(sound)
-    return Timeline(id, await store.entries(key, ranges, kinds=kinds) if ranges else [])
-
-
-def _reason(entry: Entry, track: Timeline | None, name: str) -> str | None:
-    def read() -> Iterator[Data]:
-        yield note_of(entry, name)
-        if track is not None:
-            yield track.data(entry)
-
-    return _unreadable(lambda: list(read()))
-
-
-def _unreadable(read: Callable[[], object]) -> str | None:
-    try:
-        read()
-    except Corrupt as exc:
-        return exc.reason
-    except NotFound:
-        return "frames of it are gone"
-    return None

@@ -14,7 +14,7 @@ from saveslot.cli.screen import Screen, note
 from saveslot.manager import SessionManager
 from saveslot.opening import located, open as open_sessions
 from saveslot.settings import Setting
-from saveslot.stores import sqlite_path
+from saveslot.stores import shown, sqlite_path
 
 EVERYWHERE = Group("Everywhere", sort_key=99)
 
@@ -53,6 +53,19 @@ class Common:
     def file(self) -> Path | None:
         """The SQLite file, if the store is one."""
         return Path(sqlite_path(self.url)) if self.url.startswith("sqlite:") else None
+
+    @property
+    def hot(self) -> str | None:
+        return self.settings["hot"].value if "hot" in self.settings else None
+
+    @property
+    def postgres(self) -> bool:
+        return self.url.startswith(("postgresql:", "postgres:"))
+
+    @property
+    def place(self) -> str:
+        """The store as it may be shown: a file, or a URL without its password."""
+        return str(self.file or shown(self.url))
 
     @asynccontextmanager
     async def sessions(self, *, create: bool = False, **options: Any) -> AsyncGenerator[SessionManager]:

@@ -73,7 +73,7 @@ async def keeper(
     async with common.sessions(create=True, worker_beat=every, worker_ttl=max(20.0, 4 * every)) as sessions:
         await sessions.keeper.start(stale_after=stale_after)
         try:
-            note(f"keeping {common.file or common.url}; Ctrl-C ends it")
+            note(f"keeping {common.place}; Ctrl-C ends it")
             await until_terminated(Watchman(sessions, agent, commands, say).go_on(every, stale_after))
         finally:
             if commands is not None:

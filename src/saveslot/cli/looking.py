@@ -417,10 +417,9 @@ async def stats(*, common: Common = COMMON) -> None:
     if screen.json:
         screen.data(counted)
         return
-    where = common.file or common.url
     per_entry = counted["stored_bytes"] / counted["entries"] if counted["entries"] else 0
     rows = [
-        ("store", str(where)),
+        ("store", common.place),
         ("namespace", common.settings["namespace"].value),
         ("sessions", f"{counted['sessions']:,}"),
         *(

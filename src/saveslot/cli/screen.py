@@ -15,6 +15,7 @@ import msgspec
 
 from saveslot import codec
 from saveslot.cli.words import clean
+from saveslot.stores import shown
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -148,8 +149,8 @@ def console(stream: Any) -> Console:
 
 
 def note(text: str) -> None:
-    """A line for the person at the terminal; never part of the data."""
-    print(clean(text), file=sys.stderr, flush=True)
+    """A line for the person at the terminal; never part of the data, and never with a password."""
+    print(clean(shown(text)), file=sys.stderr, flush=True)
 
 
 def write(data: bytes) -> None:

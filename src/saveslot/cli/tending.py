@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from itertools import pairwise
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import msgspec
 from cyclopts import Parameter
 
 from saveslot.cli.common import COMMON, Common
+from saveslot.cli.findings import Finding, Progress
 from saveslot.cli.screen import Column, Line, note, progress, write
 from saveslot.cli.state import DIM
 from saveslot.cli.words import size, sparkline
@@ -20,14 +22,14 @@ MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", 
 POINTS = 24
 
 
-async def doctor(*, common: Common = COMMON) -> None:
-    from saveslot.cli import checkup
-
-    screen, path = common.screen, common.file
-    if path is None:
-        raise InvalidInput("--store", f"doctor looks at SQLite files; {common.url} is none")
-    if not path.exists():
-        raise NotFound(f"there is no file {path} ({common.said_by}); nothing was saved there yet")
+async def doctor(
+    *,
+    hot: Annotated[
+        str | None, Parameter(help="URL of the Valkey in front, to check it too. Else SAVESLOT_HOT, saveslot.toml.")
+    ] = None,
+    common: Common = COMMON,
+) -> None:
+    screen = common.screen
     with progress() as bars:
         tasks: dict[str, Any] = {}
 
@@ -36,7 +38,8 @@ async def doctor(*, common: Common = COMMON) -> None:
                 tasks[what] = bars.add_task(what, total=total or None)
             bars.update(tasks[what], completed=done, total=total or None)
 
-        findings = [finding async for finding in checkup.check(path, common.url, step)]
+        findings = [finding async for finding in _examined(common, step)]
+        findings += [finding async for finding in _examined_hot(hot or common.hot)]
     wrong = sum(finding.state == "problem" for finding in findings)
     if screen.json:
         screen.data({"ok": not wrong, "findings": [msgspec.to_builtins(finding) for finding in findings]})
@@ -46,7 +49,36 @@ async def doctor(*, common: Common = COMMON) -> None:
         raise SystemExit(1)
 
 
-def _finding(finding: Any, *, terminal: bool) -> Iterator[Line]:
+def _examined(common: Common, step: Progress) -> AsyncGenerator[Finding]:
+    if common.postgres:
+        return _postgres().check(common.url, step)
+    from saveslot.cli import checkup
+
+    path = common.file
+    if path is None:
+        raise InvalidInput("--store", f"doctor looks at SQLite files and PostgreSQL; {common.place} is none")
+    if not path.exists():
+        raise NotFound(f"there is no file {path} ({common.said_by}); nothing was saved there yet")
+    return checkup.check(path, common.url, step)
+
+
+async def _examined_hot(url: str | None) -> AsyncGenerator[Finding]:
+    if url is not None:
+        from saveslot.cli import checkup_valkey
+
+        async for finding in checkup_valkey.check(url):
+            yield finding
+
+
+def _postgres() -> ModuleType:
+    try:
+        from saveslot.cli import checkup_postgres
+    except ModuleNotFoundError:
+        raise InvalidInput("url", "PostgreSQL needs a driver: pip install 'saveslot[postgres]'") from None
+    return checkup_postgres
+
+
+def _finding(finding: Finding, *, terminal: bool) -> Iterator[Line]:
     mark, style = MARKS[finding.state]
     mark = f"{mark} " if terminal else f"{finding.state:<8}"
     yield Line(((mark, style), (f"{finding.what:<12}  ", "bold")), ((finding.told, ""),))
@@ -64,24 +96,34 @@ async def migrate(
     ] = False,
     common: Common = COMMON,
 ) -> None:
-    from saveslot.cli.checkup import formats
-
-    screen, path = common.screen, common.file
-    if path is None:
-        raise InvalidInput("--store", f"{common.url} has no tables to migrate")
+    screen, place = common.screen, common.place
+    if common.file is None and not common.postgres:
+        raise InvalidInput("--store", f"{place} has no tables to migrate")
     if apply:
         async with common.sessions(create=True):
             pass  # opening migrates, under a lock
-    if not path.exists():
-        raise NotFound(f"there is no file {path} ({common.said_by}); --apply makes it")
-    found, known = formats(path)
+    found, known = await _formats(common)
     if screen.json:
-        screen.data({"file": str(path), "format": found, "known": known, "pending": max(0, known - found)})
+        screen.data({"store": place, "format": found, "known": known, "pending": max(0, known - found)})
         return
     if found > known:
-        raise InvalidInput("url", f"{path} is of a newer Saveslot (format {found}, known {known}); upgrade saveslot")
+        raise InvalidInput("url", f"{place} is of a newer Saveslot (format {found}, known {known}); upgrade saveslot")
     due = f"{known - found} to apply; --apply does it" if found < known else "up to date"
-    screen.say((f"{path}  ", "bold"), (f"format {found} of {known}, {due}", ""))
+    screen.say((f"{place}  ", "bold"), (f"format {found} of {known}, {due}", ""))
+
+
+async def _formats(common: Common) -> tuple[int, int]:
+    """The store's format, and the newest that this Saveslot knows."""
+    if common.file is None:
+        found, known = await _postgres().formats(common.url)
+        if not found:
+            raise NotFound(f"there are no tables in {common.place} ({common.said_by}); --apply makes them")
+        return found, known
+    from saveslot.cli import checkup
+
+    if not common.file.exists():
+        raise NotFound(f"there is no file {common.file} ({common.said_by}); --apply makes it")
+    return checkup.formats(common.file)
 
 
 async def bench(
@@ -102,7 +144,7 @@ async def bench(
                 tasks[shape] = bars.add_task(SHAPES.get(shape, shape), total=total)
             bars.update(tasks[shape], completed=done)
 
-        note(f"measuring {common.file or common.url}")
+        note(f"measuring {common.place}")
         report = await benchmark.measure(common.url, benchmark.QUICK if quick else None, step)
     runs = [
         ("A", report.whole, report.whole_bytes),

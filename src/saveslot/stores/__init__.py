@@ -5,6 +5,7 @@ To add one: implement `Store`, name its URL scheme in `open_store`, run `saveslo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
@@ -90,6 +91,15 @@ async def open_store(url: str) -> Store:
         return await PostgresStore.open(url)
     known = "memory:, sqlite:///file.db, postgresql://user@host/database"
     raise InvalidInput("url", f"{scheme if rest else url!r} names no store that this version knows; use {known}")
+
+
+# User and password in front of a host, whatever characters stand there unescaped; and a password among the options.
+_PASSWORD = re.compile(r"(?<=://)([^:/?#\s]*):(?:[^?\s]*|\S*)@|(?<=[?&])(\w*password=)[^&\s]*")
+
+
+def shown(text: str) -> str:
+    """A URL, or a message with URLs in it, as it may be shown: without passwords."""
+    return _PASSWORD.sub(lambda found: f"{found[2]}…" if found[2] else f"{found[1]}@" if found[1] else "", text)
 
 
 def sqlite_path(url: str) -> str:

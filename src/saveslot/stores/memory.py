@@ -242,9 +242,10 @@ class MemoryStore:
     def _beat_worker(self, worker: Worker) -> int:
         now = self._clock()
         if worker.first:
-            owners = {row.owner for key, row in self._rows.items() if key not in self._deleted}
-            for id in [id for id in self._workers if id not in owners and self._orphaned(id, LEFTOVER)]:
-                del self._workers[id]
+            owners = {row.owner for row in list(self._rows.values()) if row.key not in self._deleted}
+            for idle in self._workers.keys() - owners:
+                if self._orphaned(idle, LEFTOVER):
+                    del self._workers[idle]
             self._workers.setdefault(worker.id, _Crewman(worker.name, 0, now))
         row = self._workers.get(worker.id)
         if row is None or row.dead:

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import asyncpg
 
 from saveslot.errors import InvalidInput, SaveslotError, Unavailable
+from saveslot.stores import shown
 
 T = TypeVar("T")
 Connection = Any  # asyncpg.Connection, or one of its pool: the stubs do not tell them apart
@@ -23,6 +24,10 @@ PATIENCE = 30.0
 # Connections of one process: two lanes of appends, and readers beside them.
 POOL = 10
 SCHEMA = "saveslot"
+# Prepared statements of a connection. A pooler that hands connections on between transactions needs 0, unless it knows
+# of them: `?statement_cache_size=0`.
+CACHE = "100"
+ESCAPED = "in user and password write @ as %40, / as %2F, : as %3A, ? as %3F, # as %23, [ as %5B"
 
 # The server or the way to it is gone, for now: what is asked again does no harm, so it is.
 PASSING = (
@@ -45,10 +50,11 @@ class Server:
     """One by its URL, or one that a pool of the caller's reaches: that one is never closed here."""
 
     def __init__(self, url: str = "", pool: Any = None) -> None:
-        self.schema, self._dsn = _taken_apart(url)
-        self._shown = re.sub(r"//[^@/]*@", "//", self._dsn) or "PostgreSQL"  # messages never show a password
+        self.schema, self._dsn, self._cache = taken_apart(url)
+        self._shown = shown(url) or "PostgreSQL"
         self._pool = pool
         self._theirs = pool is not None
+        self._closed = False
         self._opening: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beside: dict[asyncio.AbstractEventLoop, AsyncGenerator[Connection]] = {}
@@ -62,11 +68,17 @@ class Server:
     async def _opened(self) -> None:
         self._loop = asyncio.get_running_loop()
         if self._pool is None:
-            pool: Any = asyncpg.create_pool(self._dsn, min_size=0, max_size=POOL, timeout=PATIENCE)
+            pool: Any = asyncpg.create_pool(
+                self._dsn, min_size=0, max_size=POOL, timeout=PATIENCE, statement_cache_size=self._cache
+            )
             self._pool = await pool
-        await self._tried(self._migrated)
+        try:
+            await self._tried(self._migrated)
+        except ValueError:  # it may quote a part of the password
+            raise InvalidInput("url", f"{self._shown} cannot be read; {ESCAPED}") from None
 
     async def close(self) -> None:
+        self._closed = True
         if self._theirs or self._pool is None:
             return
         try:
@@ -106,7 +118,8 @@ class Server:
                 await connection.close(timeout=PATIENCE)
 
     async def _connected(self) -> Connection:
-        return await asyncio.wait_for(cast("Awaitable[Connection]", asyncpg.connect(self._dsn)), PATIENCE)
+        connect = cast("Any", asyncpg.connect)
+        return await asyncio.wait_for(connect(self._dsn, statement_cache_size=self._cache), PATIENCE)
 
     async def _tried(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         wait = 0.02
@@ -114,7 +127,11 @@ class Server:
             try:
                 async with self._pool.acquire() as connection:
                     return await self._worked(connection, work)
-            except PASSING:
+            except asyncpg.ClientConfigurationError:  # no server was asked
+                raise
+            except PASSING as exc:
+                if self._closed:
+                    raise Unavailable("this store is closed; open it again") from exc
                 await asyncio.sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311  (jitter)
                 wait = min(wait * 2, 1.0)
 
@@ -134,13 +151,18 @@ class Server:
             raise Unavailable(f"{self._shown} does not answer ({exc or type(exc).__name__}); retry") from exc
         except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as exc:
             raise Unavailable(f"{self._shown} refuses us ({exc}); check user, password and database") from exc
+        except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError) as exc:
+            hint = "a pooler lends another connection for each transaction; add statement_cache_size=0 to the URL"
+            raise Unavailable(f"{self._shown} has lost a prepared statement: {hint}") from exc
+        except asyncpg.InsufficientPrivilegeError as exc:
+            raise Unavailable(f"{self._shown}: {exc}; `saveslot doctor` says what to grant") from exc
         except (asyncpg.DataError, UnicodeEncodeError) as exc:
             raise InvalidInput("argument", f"cannot be handed to PostgreSQL ({exc})") from exc
         except asyncpg.PostgresError as exc:
             raise Unavailable(f"{self._shown}: {exc}; nothing was acknowledged; retry") from exc
 
     async def _migrated(self, connection: Connection) -> None:
-        scripts = _migrations()
+        scripts = migrations()
         if await self._version(connection) == len(scripts):
             return
         async with connection.transaction():
@@ -166,23 +188,29 @@ class Server:
         if await connection.fetchval(there, self.schema) is None:
             return 0
         version: int = await connection.fetchval(f"select version from {self.schema}.format")  # noqa: S608
-        if version > (known := len(_migrations())):
+        if version > (known := len(migrations())):
             told = f"(format {version}, this one knows {known}); upgrade saveslot"
             raise InvalidInput("url", f"{self._shown} is of a newer Saveslot {told}")
         return version
 
 
-def _migrations() -> list[str]:
+def migrations() -> list[str]:
     """The numbered scripts, oldest first."""
     folder = Path(__file__).with_name("sql")
     return [file.read_text() for file in sorted(folder.glob("postgres_*.sql"))]
 
 
-def _taken_apart(url: str) -> tuple[str, str]:
-    """The schema that a URL names (`?schema=…`), and the rest of it for the driver."""
-    parts = urlsplit(url)
+def taken_apart(url: str) -> tuple[str, str, int]:
+    """The schema that a URL names, the rest of it for the driver, and how many statements that may keep prepared."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise InvalidInput("url", f"{shown(url)} cannot be read; {ESCAPED}") from None
     options = dict(parse_qsl(parts.query))
     schema = options.pop("schema", SCHEMA)
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema):
         raise InvalidInput("url", f"schema {schema!r} must be lower-case letters, digits and underscores")
-    return schema, urlunsplit(parts._replace(query=urlencode(options)))
+    cache = options.pop("statement_cache_size", CACHE)
+    if not cache.isdecimal():
+        raise InvalidInput("url", f"statement_cache_size {cache!r} must be a number, 0 for a pooler of transactions")
+    return schema, urlunsplit(parts._replace(query=urlencode(options))), int(cache)

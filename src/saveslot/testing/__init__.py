@@ -4,7 +4,7 @@
 
     class TestMyStore(StoreConformance):
         async def open(self, folder, clock):
-            return await MyStore.open(folder / "data", clock=clock)
+            return await MyStore.open(folder / "data", clock=clock, uptime=clock.uptime)
 
 Needs `pip install saveslot[testing]`. `saveslot.testing.faults` holds stores with one fault each: these catch them all.
 """

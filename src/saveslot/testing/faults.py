@@ -6,7 +6,7 @@ A suite that passes says little until it has been seen to fail.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 from uuid import uuid4
@@ -14,7 +14,7 @@ from uuid import uuid4
 import apsw
 from msgspec.structs import replace
 
-from saveslot.log import Event, Group, Head, Outcome, Place, Query, Ref, Row, Verdict
+from saveslot.log import Counts, Event, Group, Head, Outcome, Place, Query, Ref, Row, Verdict, Worker
 from saveslot.model import Kind
 from saveslot.stores.memory import MemoryStore
 from saveslot.stores.sqlite import SqliteStore
@@ -352,6 +352,170 @@ class EndedOnesBeat(MemoryStore):
         return row.heartbeat
 
 
+# Owners
+
+
+class OwnerKeptAfterRelease(MemoryStore):
+    """A session that was let go still has its owner."""
+
+    def _write(self, group: Group) -> None:
+        before = self._rows[group.key].owner if group.key in self._rows else None
+        super()._write(group)
+        self._rows[group.key].owner = self._rows[group.key].owner or before
+
+
+class OwnerForgotten(MemoryStore):
+    """Every entry that names no owner makes the session nobody's."""
+
+    def _write(self, group: Group) -> None:
+        super()._write(group)
+        self._rows[group.key].owner = group.owner
+
+
+class FormerOwnerStays(MemoryStore):
+    """Who takes over a session is not noted: it is still the dead one's."""
+
+    def _write(self, group: Group) -> None:
+        before = self._rows[group.key].owner if group.key in self._rows else None
+        super()._write(group)
+        if group.only_orphan is not None:
+            self._rows[group.key].owner = before
+
+
+class FenceNotRaised(MemoryStore):
+    """The row keeps the fence of its beginning."""
+
+    def _write(self, group: Group) -> None:
+        super()._write(group)
+        self._rows[group.key].fence = 0
+
+
+class OrphanGuardIgnored(MemoryStore):
+    """A claim takes sessions from the living."""
+
+    def _land(self, group: Group) -> Verdict:
+        return super()._land(replace(group, only_orphan=None))
+
+
+class PatienceIgnored(MemoryStore):
+    """A claim does not wait, though the claimer said that it should."""
+
+    def _land(self, group: Group) -> Verdict:
+        return super()._land(group if group.only_orphan is None else replace(group, only_orphan=0))
+
+
+class PatienceIgnoredInPages(MemoryStore):
+    """Pages show orphans that nobody may claim yet."""
+
+    def _matching(self, query: Query) -> list[Row]:
+        return super()._matching(query if query.orphan_for is None else replace(query, orphan_for=0))
+
+
+class OrphanLeftAlive(MemoryStore):
+    """Whose session was claimed may beat on, and hold the others."""
+
+    def _bury(self, owner: bytes | None, patience: int) -> bool:
+        return self._orphaned(owner, patience)
+
+
+class LateClaimKills(MemoryStore):
+    """A claim that does not land declares the owner dead all the same."""
+
+    def _land(self, group: Group) -> Verdict:
+        row = self._rows.get(group.key)
+        if row is not None and group.only_orphan is not None:
+            self._bury(row.owner, group.only_orphan)
+        return super()._land(group)
+
+
+class UnownedIsOrphaned(MemoryStore):
+    """What was let go is claimed as if its owner had died."""
+
+    def _bury(self, owner: bytes | None, patience: int) -> bool:
+        return owner is None or super()._bury(owner, patience)
+
+
+class DeadOneRenewed(MemoryStore):
+    """A worker that was declared dead beats, and lives."""
+
+    def _beat_worker(self, worker: Worker) -> int:
+        if worker.id in self._workers:
+            self._workers[worker.id].dead = False
+        return super()._beat_worker(worker)
+
+
+class FirstBeatRevives(MemoryStore):
+    """A dead worker comes back by introducing itself again."""
+
+    def _beat_worker(self, worker: Worker) -> int:
+        if worker.first:
+            self._workers.pop(worker.id, None)
+        return super()._beat_worker(worker)
+
+
+class SilenceIsDeath(MemoryStore):
+    """A worker whose time ran out is refused, though nobody declared it dead."""
+
+    def _beat_worker(self, worker: Worker) -> int:
+        late = worker.id in self._workers and self._orphaned(worker.id, 0)
+        return 0 if late else super()._beat_worker(worker)
+
+
+class LeavingIsLate(MemoryStore):
+    """A worker that leaves is only late."""
+
+    def _beat_worker(self, worker: Worker) -> int:
+        at = super()._beat_worker(worker)
+        if at:
+            self._workers[worker.id].dead = False
+        return at
+
+
+class StrangerHolds(MemoryStore):
+    """A session whose owner nobody ever heard of is held for ever."""
+
+    def _orphaned(self, owner: bytes | None, patience: int) -> bool:
+        worker = self._workers.get(owner or b"")
+        stranger = worker is not None and worker.expires == worker.beaten == 0
+        return super()._orphaned(owner, patience) and not stranger
+
+
+class WallClockForLeases(MemoryStore):
+    """Whoever sets the clock makes workers die."""
+
+    def __init__(self, clock: Callable[[], int], uptime: Callable[[], int]) -> None:  # noqa: ARG002  (the fault)
+        super().__init__(clock, clock)
+
+
+class BeatWithoutLease(MemoryStore):
+    """Anyone may say that a held session lives."""
+
+    def _beat(self, key: bytes, lease: bytes | None) -> int:  # noqa: ARG002  (the fault)
+        row = self._rows.get(key)
+        return super()._beat(key, None if row is None else row.lease)
+
+
+class StaleIgnoresOwner(MemoryStore):
+    """What a living worker holds is swept when it has written nothing for long."""
+
+    def _alive(self, row: Row) -> int:
+        return super()._alive(replace(row, owner=None))
+
+
+class FormerOwnerIsASign(MemoryStore):
+    """Any worker's beat keeps every session from being swept."""
+
+    def _alive(self, row: Row) -> int:
+        return max(super()._alive(row), *(worker.beaten for worker in self._workers.values()), 0)
+
+
+class CountsIgnoreDeath(MemoryStore):
+    """Orphans are counted as held, and not as orphans."""
+
+    async def count(self, query: Query) -> Counts:
+        return replace(await super().count(query), orphaned=0)
+
+
 # Events
 
 
@@ -395,6 +559,29 @@ class GuardInSqlByNumber(SqliteStore):
         sql = "select append_id from checkpoints where key = ? and seq = ?"
         prev = connection.execute(sql, (group.key, entries[0].seq - 1)).get
         return super()._follow(connection, group, entries, prev, now)
+
+
+class ClaimKillsFirst(SqliteStore):
+    """The owner is declared dead before it is known whether the claim lands."""
+
+    def _allowed(self, connection: apsw.Connection, group: Group, now: int) -> bool:
+        if group.only_orphan is not None:
+            sql = "select append_id from checkpoints where key = ? order by seq desc limit 1"
+            group = replace(group, prev=connection.execute(sql, (group.key,)).get)
+        return super()._allowed(connection, group, now)
+
+
+class OwnersIgnoredInStatements(SqliteStore):
+    """A sweep's statement does not look at the worker."""
+
+    def _allowed(self, connection: apsw.Connection, group: Group, now: int) -> bool:
+        if group.only_stale:
+            sql = (
+                "select max(heartbeat, (select alive from checkpoints c where c.key = s.key order by seq desc limit 1))"
+            )
+            alive = connection.execute(f"{sql} from sessions s where key = ?", (group.key,)).get
+            return alive is not None and alive < now - group.only_stale
+        return super()._allowed(connection, group, now)
 
 
 class FeedNumbersReused(SqliteStore):

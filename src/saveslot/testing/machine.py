@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from hypothesis import HealthCheck, Phase, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from saveslot.log import Group, Outcome, Query
+from saveslot.log import Group, Outcome, Query, Worker
 from saveslot.model import Kind
 from saveslot.stores import Store
 from saveslot.stores.memory import MemoryStore
@@ -30,6 +30,8 @@ LABELS: tuple[dict[str, str], ...] = ({}, {"team": "Red"}, {"team": "blue", "x":
 STATES = ("active", "paused", "completed", "failed")
 JUMPS = (0.000_001, 1, 60, 3_600, 30 * 86_400, -1, -86_400)
 HOUR = 3_600 * SECOND
+TTL = 20 * SECOND
+FOREVER = 1 << 60
 
 # One drawn number makes all the choices of a step: drawn one by one they cost more than the step itself.
 picks = st.integers(0, 2**32).map(Random)
@@ -58,13 +60,14 @@ class LikeMemory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock.at = Clock().at
-        self.memory = MemoryStore(self.clock)
+        self.clock.at, self.clock.up = Clock().at, Clock().up
+        self.memory = MemoryStore(self.clock, self.clock.uptime)
         self.example = next(_examples)
         self.numbers = count(1)
         self.namespaces = (f"{self.example}", f"{self.example}-b")
         self.known: list[Known] = []
         self.landed: list[Group] = []
+        self.crew: list[Worker] = []
         query = Query(namespace=self.namespaces[0])
         self.entries_before = self.wait(self.handles[0].count(query)).entries
         self.start = [self.wait(store.events("", None))[1] for store in (self.memory, self.handles[0])]
@@ -101,6 +104,9 @@ class LikeMemory(RuleBasedStateMachine):
     def living(self) -> list[Known]:
         return [known for known in self.known if not known.deleted]
 
+    def held(self) -> list[Known]:
+        return [known for known in self.living() if known.pen.lease is not None]
+
     def some_live(self) -> bool:
         return bool(self.living())
 
@@ -114,6 +120,8 @@ class LikeMemory(RuleBasedStateMachine):
     def begin(self, pick: Random) -> None:
         for on in (0, 1, 0):
             self.create(on, pick)
+        for on in (0, 1):
+            self.arrive(on, pick)
 
     @precondition(lambda self: bool(self.free_ids()))
     @rule(on=handle, pick=picks)
@@ -171,9 +179,43 @@ class LikeMemory(RuleBasedStateMachine):
         ahead = [former.group(pick.randint(1, 2))]
         former.saw(ahead[0])
         ahead.append(former.group())
-        self.land(on, known, known.pen.take_over())
+        self.land(on, known, known.pen.take_over(pick.choice((*self.crew, None))))
         if pick.random() < 0.5:
             assert Outcome.APPENDED not in self.send(1 - on, pick.choice(ahead))
+
+    @precondition(some_live)
+    @rule(on=handle, pick=picks)
+    def claim(self, on: int, pick: Random) -> None:
+        """Sessions are taken from workers whose time ran out: long ago, just now, or almost."""
+        if not self.held() and self.crew:
+            self.land(on, known := pick.choice(self.living()), known.pen.take_over(pick.choice(self.crew)))
+        among = self.held() if self.held() and pick.random() < 0.8 else self.living()
+        chosen = pick.sample(among, min(len(among), pick.randint(1, 3)))
+        patience = pick.choice((0, 0, 0, 7, 5 * SECOND, FOREVER))
+        row = self.wait(self.memory.heads([chosen[0].pen.key]))[0]
+        left = 0 if row is None else row.row.left
+        self.clock.up += pick.choice((0, left + patience % FOREVER, left + patience % FOREVER, max(0, left - 1), HOUR))
+        if pick.random() < 0.3 and self.crew:
+            self.work(on, pick)
+        self.same_pages(1 - on, Query(namespace=chosen[0].pen.namespace, orphan_for=patience), 2)
+        if pick.random() < 0.3:  # one that has not seen the newest entry: it takes nothing and makes nobody dead
+            late = [known.past[-1].take_over(orphan=0) for known in chosen if known.past[-1].seq]
+            assert Outcome.APPENDED not in self.send(on, *late)
+            for worker in self.crew:
+                self.both(on, lambda store, worker=worker: store.beat((), worker))
+            return
+        groups = [known.pen.take_over(pick.choice((*self.crew, None)), orphan=patience) for known in chosen]
+        for known, group, outcome in zip(chosen, groups, self.send(on, *groups), strict=True):
+            if outcome is Outcome.APPENDED:
+                known.saw(group)
+                self.landed.append(group)
+        self.work(1 - on, pick)
+
+    @precondition(some_live)
+    @rule(on=handle, pick=picks)
+    def release(self, on: int, pick: Random) -> None:
+        known = pick.choice(self.held() or self.living())
+        self.land(on, known, known.pen.release())
 
     @precondition(some_live)
     @rule(on=handle, pick=picks)
@@ -242,13 +284,47 @@ class LikeMemory(RuleBasedStateMachine):
     def jump(self, seconds: float) -> None:
         self.clock.jump(seconds)
 
+    @rule(seconds=st.sampled_from((0.000_001, 1, TTL // SECOND, 3_600, 7_200)), alone=st.booleans())
+    def go(self, seconds: float, alone: bool) -> None:  # noqa: FBT001
+        """Time goes by; `alone`: by the clock that nobody sets only, as if somebody had set the other one back."""
+        self.clock.go(seconds)
+        if alone:
+            self.clock.jump(-seconds)
+
+    @rule(on=handle, pick=picks)
+    def arrive(self, on: int, pick: Random) -> None:
+        """A worker says for the first time that it lives."""
+        if len(self.crew) > 4:
+            self.crew.pop(pick.randrange(len(self.crew)))
+        worker = Worker(self.fresh(), pick.choice(("ann", "bob")), pick.choice((TTL, HOUR)), first=True)
+        self.crew.append(worker)
+        if pick.random() < 0.9:  # else others hear of it before the store does
+            self.both(on, lambda store: store.beat((), worker))
+            worker.first = pick.random() < 0.1
+
+    @precondition(lambda self: bool(self.crew))
+    @rule(on=handle, pick=picks)
+    def work(self, on: int, pick: Random) -> None:
+        """A worker beats, and some of its sessions; now and then it leaves. The other side sees what that changes."""
+        worker = pick.choice(self.crew)
+        chosen = [pick.choice(self.known).pen for _ in range(2)]
+        signs = [(pen.key, pick.choice((pen.lease, pen.lease, None, b"another".ljust(16)))) for pen in chosen]
+        said = Worker(worker.id, worker.name, 0 if pick.random() < 0.1 else worker.ttl, worker.first)
+        self.both(on, lambda store: store.beat(signs, said))
+        if not said.ttl:  # gone, and no word of it counts any more
+            again = Worker(worker.id, worker.name, worker.ttl, pick.random() < 0.5)
+            self.both(1 - on, lambda store: store.beat((), again))
+        self.both(1 - on, lambda store: store.heads([known.pen.key for known in self.known]))
+
     @precondition(some_live)
     @rule(on=handle, pick=picks)
     def sweep(self, on: int, pick: Random) -> None:
         """A session is failed if it gave no sign of life for so long; sometimes exactly so long."""
-        known = pick.choice(self.living())
+        known = pick.choice(pick.choice((self.held(), self.living())) or self.living())
         age = pick.choice((1, HOUR))
         self.clock.at += pick.choice((0, age, age, age + 1))
+        for worker in self.crew if pick.random() < 0.3 else ():
+            self.both(on, lambda store, worker=worker: store.beat((), worker))
         whole = {"state": "failed", "only_stale": age}
         group = known.pen.group(kind=Kind.FAILED, name="session_failed", frame=None, whole=whole)
         if self.send(on, group) == [Outcome.APPENDED]:
@@ -258,9 +334,10 @@ class LikeMemory(RuleBasedStateMachine):
 
     @rule(on=handle, pick=picks)
     def beat(self, on: int, pick: Random) -> None:
-        keys = [pick.choice(self.known).pen.key for _ in range(3)]
-        self.both(on, lambda store: store.beat([(key, None) for key in (*keys, self.fresh())]))
-        self.both(1 - on, lambda store: store.heads(keys))
+        pens = [pick.choice(self.known).pen for _ in range(3)]
+        signs = [(pen.key, pick.choice((pen.lease, pen.lease, None))) for pen in pens]
+        self.both(on, lambda store: store.beat([*signs, (self.fresh(), None)]))
+        self.both(1 - on, lambda store: store.heads([pen.key for pen in pens]))
 
     @rule(on=handle, pick=picks)
     def empty(self, on: int, pick: Random) -> None:
@@ -310,6 +387,10 @@ class LikeMemory(RuleBasedStateMachine):
             {"prefix": pick.choice(("b", "c's", "")), "created_after": self.clock() - HOUR},
             {"stale_for": pick.choice((0, 1, HOUR))},
             {"stale_for": HOUR, "state": pick.choice(STATES)},
+            {"orphan_for": pick.choice((0, 7, FOREVER))},
+            {"orphan_for": 0, "state": "active", "agent_type": "coder"},
+            {"owner": pick.choice(self.crew).id if self.crew else b"nobody"},
+            {"unowned": True, "state": pick.choice((None, "active"))},
         )
         query = Query(namespace=pick.choice(self.namespaces), **pick.choice(choices))
         self.same_pages(on, query, pick.randint(1, 3))
@@ -324,6 +405,7 @@ class LikeMemory(RuleBasedStateMachine):
     def same_counts(self, on: int, query: Query) -> None:
         expected, found = self.wait(_pair(self.memory.count(query), self.handles[on].count(query)))
         assert (found.states, found.agent_types) == (expected.states, expected.agent_types)
+        assert (found.held, found.orphaned) == (expected.held, expected.orphaned)
         assert found.entries - self.entries_before == expected.entries
 
     @rule(on=handle, pick=picks)

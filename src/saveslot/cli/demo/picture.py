@@ -55,7 +55,7 @@ def _view(stage: Stage, screen: Screen) -> RenderableType:
 
     title = [
         ("saveslot demo", "bold"),
-        (f"  {len(stage.agents)} agents on one SQLite file", ""),
+        (f"  {len(stage.agents)} agents on {stage.place.told}", ""),
         (f", TTL {TTL:.0f} s (20 s by default)", DIM),
         (f"  {time.time() - stage.began:.1f} s", "bold"),
     ]

@@ -1,4 +1,4 @@
-"""Where the story plays: three processes, their sessions in one file, and a ledger outside. Read, never remembered."""
+"""Where the story plays: three processes, their sessions in one store, and a ledger outside. Read, never remembered."""
 
 from __future__ import annotations
 
@@ -93,11 +93,20 @@ class Told:
 
 
 @dataclass
+class Place:
+    """Where sessions and the ledger are kept."""
+
+    url: str
+    told: str
+    ledger: Path
+    file: Path | None = None  # the SQLite file, if the store is one
+    hot: str | None = None
+
+
+@dataclass
 class Stage:
     sessions: SessionManager
-    url: str
-    file: Path
-    ledger: Path
+    place: Place
     draw: Callable[[Stage], None]
     began: float = field(default_factory=time.time)
     agents: list[Agent] = field(default_factory=list[Agent])
@@ -109,7 +118,7 @@ class Stage:
 
     async def look(self) -> None:
         """Take in what the store and the ledger say now, and show it."""
-        self.asked = agency.read(self.ledger)
+        self.asked = agency.read(self.place.ledger)
         for session in await self.sessions.find(limit=len(TRIPS)):
             before = self.trips.get(session.session_id)
             if before is None or before.session.seen != session.seen:
@@ -173,8 +182,18 @@ class Stage:
     def start(self, folder: Path) -> None:
         number = len(self.agents) + 1
         output = folder / f"agent-{number}.txt"
-        code = [sys.executable, "-m", "saveslot.cli.demo.agent", self.url, str(self.ledger), str(TTL), str(PACE)]
+        code = [
+            sys.executable,
+            "-m",
+            "saveslot.cli.demo.agent",
+            self.place.url,
+            str(self.place.ledger),
+            str(TTL),
+            str(PACE),
+        ]
         environ = os.environ | {"SAVESLOT_NAMESPACE": self.sessions.namespace}
+        if self.place.hot is not None:
+            environ["SAVESLOT_HOT"] = self.place.hot
         with output.open("wb") as file:
             # In a session of its own: Ctrl-C reaches the stage, and the stage ends everybody.
             process = subprocess.Popen(  # noqa: S603  (our own code)
@@ -188,7 +207,7 @@ class Stage:
         agent.process.wait()
 
     async def stop(self, agent: Agent) -> None:
-        """SIGSTOP, but not inside a commit: there it would stop every writer of the file."""
+        """SIGSTOP, but not inside a commit: there it would stop every writer of a file (no writer of a server)."""
         agent.state = "stopped"
         while True:
             agent.gone = time.time()
@@ -204,7 +223,9 @@ class Stage:
         agent.process.send_signal(signal.SIGCONT)
 
     def _writable(self) -> bool:
-        connection = apsw.Connection(str(self.file))
+        if self.place.file is None:
+            return True
+        connection = apsw.Connection(str(self.place.file))
         connection.set_busy_timeout(300)
         try:
             connection.execute("begin immediate; rollback")

@@ -1,0 +1,329 @@
+"""What may be wrong with a PostgreSQL that keeps sessions, and what to do about it. Looks only: nothing is written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, cast
+
+import asyncpg
+
+from saveslot.cli.findings import Finding, Progress, few, problem, warning
+from saveslot.cli.recipes import recipes
+from saveslot.cli.words import many, size, span
+from saveslot.errors import InvalidInput, Unavailable
+from saveslot.stores import shown
+from saveslot.stores.postgres_server import ESCAPED, Connection, migrations, taken_apart
+
+# Nobody tests older ones, and their support ends in November 2026 at the latest.
+OLDEST = 15
+# Seconds that a server has to answer, and that one question may take (a count of a large table).
+PATIENCE, LONGEST = 10.0, 600.0
+# A round trip that takes longer, in milliseconds, is felt in every save.
+FAR = 20.0
+# A replica this far behind, in seconds and in bytes, does not only catch its breath.
+LATE, BEHIND = 30.0, 256_000_000
+# Who runs claims an orphan within seconds; one of this age, in seconds, waits for somebody who does not run.
+FORGOTTEN = 60
+# A transaction that is open for so many seconds was forgotten by somebody.
+OPEN = 60
+# Sessions that are rebuilt, and entries after which no other one is begun.
+SAMPLE, MOST = 200, 20_000
+
+OFF = ("off", "false", "no", "0")
+DANGERS = {
+    "fsync": "a power cut or a crash of the machine can destroy the whole database",
+    "full_page_writes": "a power cut can leave half-written pages (only a file system like ZFS prevents that)",
+    "synchronous_commit": "a crash of the server loses what was acknowledged in the last moments",
+}
+TABLES = ("checkpoints", "sessions", "workers", "format")
+
+
+async def check(url: str, progress: Progress) -> AsyncGenerator[Finding]:
+    """Everything, from the outside in; what a broken layer makes meaningless is left out."""
+    schema, _, _ = taken_apart(url)
+    try:
+        async with looking(url) as connection:
+            yield _version(connection, url)
+            yield await _round_trip(connection)
+            yield await _settings(connection)
+            async for found in _replication(connection):
+                yield found
+            for look in (_rights, _format):
+                found = await look(connection, schema)
+                yield found
+                if found.state != "ok":
+                    return
+            yield await _counts(connection, schema)
+            yield await _owners(connection, schema)
+            if found := await _open_transactions(connection):
+                yield found
+            sql = f"select key, namespace, id, body from {schema}.sessions order by random() limit $1"  # noqa: S608
+            sessions: list[Any] = await connection.fetch(sql, SAMPLE)
+            entries: int = await connection.fetchval(f"select count(*) from {schema}.checkpoints")  # noqa: S608
+    except (InvalidInput, Unavailable) as exc:
+        yield problem("server", *str(exc).split("; ", 1))
+        return
+    yield await recipes(url, sessions, entries, progress, most=MOST)
+
+
+@asynccontextmanager
+async def looking(url: str) -> AsyncGenerator[Connection]:
+    """A connection, and whatever goes wrong with it in Saveslot's words."""
+    _, dsn, _ = taken_apart(url)
+    with _translated(url):
+        connect = cast("Any", asyncpg.connect)  # the stubs want whole seconds
+        connection = await connect(dsn, timeout=PATIENCE, command_timeout=LONGEST, statement_cache_size=0)
+        try:
+            yield connection
+        finally:
+            await connection.close(timeout=PATIENCE)
+
+
+@contextmanager
+def _translated(url: str) -> Generator[None]:
+    place = shown(url)
+    try:
+        yield
+    except asyncpg.InvalidCatalogNameError as exc:
+        raise Unavailable(f"{place}: {exc}; make it (createdb), or name another one") from None
+    except asyncpg.InvalidAuthorizationSpecificationError as exc:
+        raise Unavailable(f"{place} refuses us ({exc}); check user, password and pg_hba.conf") from None
+    except asyncpg.PostgresError as exc:
+        raise Unavailable(f"{place}: {exc}") from None
+    except (OSError, asyncpg.InterfaceError) as exc:
+        hint = "start the server, or correct host and port"
+        raise Unavailable(f"{place} does not answer ({str(exc) or type(exc).__name__}); {hint}") from None
+    except ValueError:  # it may quote a part of the password
+        raise InvalidInput("url", f"{place} cannot be read; {ESCAPED}") from None
+
+
+async def formats(url: str) -> tuple[int, int]:
+    """The format of the tables, 0 where there are none, and the newest that this Saveslot knows."""
+    async with looking(url) as connection:
+        return await _formats(connection, taken_apart(url)[0])
+
+
+async def _formats(connection: Connection, schema: str) -> tuple[int, int]:
+    version = f"select version from {schema}.format"  # noqa: S608
+    found: int = await connection.fetchval(version) if await _there(connection, schema) else 0
+    return found, len(migrations())
+
+
+async def _there(connection: Connection, schema: str) -> bool:
+    sql = "select 1 from pg_tables where schemaname = $1 and tablename = 'format'"
+    return await connection.fetchval(sql, schema) is not None
+
+
+# The server
+
+
+def _version(connection: Connection, url: str) -> Finding:
+    found = connection.get_server_version()
+    told = f"PostgreSQL {found.major}.{found.minor} at {shown(url)}"
+    if found.major < OLDEST:
+        return problem("server", told, f"upgrade it: Saveslot is tested on PostgreSQL {OLDEST} and newer")
+    return Finding("server", told)
+
+
+async def _round_trip(connection: Connection) -> Finding:
+    times: list[float] = []
+    for _ in range(5):
+        began = time.perf_counter()
+        await connection.execute("select 1")
+        times.append((time.perf_counter() - began) * 1000)
+    told = f"{sorted(times)[2]:.2g} ms"
+    if sorted(times)[2] > FAR:
+        return warning("round trip", told, "every save takes at least this: run the agents closer to the database")
+    return Finding("round trip", told)
+
+
+async def _settings(connection: Connection) -> Finding:
+    """For us, by whoever set it; and for other roles of this database."""
+    rows = await connection.fetch(
+        "select name, setting, source from pg_settings where name = any($1) order by 1", [*DANGERS]
+    )
+    role, database = await connection.fetchrow("select current_user::text, current_database()::text")
+    off = [(name, source) for name, setting, source in rows if setting == "off"]
+    if off:
+        return problem(
+            "settings",
+            ", ".join(f"{name} is off" for name, _ in off),
+            *(_cure(name, source, role, database) for name, source in off),
+            details=[f"{name}: {DANGERS[name]}" for name, _ in off],
+        )
+    others = """
+        select coalesce(r.rolname, ''), coalesce(d.datname, '') from pg_db_role_setting s
+        left join pg_roles r on r.oid = s.setrole left join pg_database d on d.oid = s.setdatabase
+        cross join unnest(s.setconfig) c(told)
+        where split_part(c.told, '=', 1) = 'synchronous_commit' and split_part(c.told, '=', 2) = any($1)
+          and (d.datname is null or d.datname = current_database())"""
+    found = [_cure("synchronous_commit", "", *names) for names in await connection.fetch(others, list(OFF))]
+    if found:
+        told = "synchronous_commit is off for others of this database"
+        return warning("settings", told, *few(found), details=[DANGERS["synchronous_commit"]])
+    return Finding("settings", ", ".join(f"{name} {setting}" for name, setting, _ in rows))
+
+
+def _cure(name: str, source: str, role: str, database: str) -> str:
+    """The statement that takes a setting back where it was made."""
+    if source == "client":
+        return f"take {name} out of the URL (or out of PGOPTIONS)"
+    if source == "command line":
+        return f"start the server without {name}=off on its command line"
+    if source in {"default", "configuration file"}:
+        return f"alter system set {name} = on; select pg_reload_conf()"
+    whose = {"user": f"role {role}", "database": f"database {database}"}.get(source, "")
+    if not whose:
+        inside = f" in database {database}" if database else ""
+        whose = f"role {role}{inside}" if role else f"database {database}"
+    return f"alter {whose} reset {name}"
+
+
+async def _replication(connection: Connection) -> AsyncGenerator[Finding]:
+    if await connection.fetchval("select pg_is_in_recovery()"):
+        late = await connection.fetchval("""
+            select case when pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() then 0
+              else extract(epoch from now() - pg_last_xact_replay_timestamp()) end::float8""")
+        told = "unknown" if late is None else f"{late:.1f} s"
+        yield problem(
+            "replica",
+            f"this server is a replica and read only; lag {told}",
+            "name the primary; or all hosts, with target_session_attrs=read-write",
+        )
+        return
+    rows = await connection.fetch("""
+        select coalesce(nullif(application_name, ''), host(client_addr), pid::text), sync_state,
+          extract(epoch from replay_lag)::float8, pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)::int8
+        from pg_stat_replication""")
+    wanted, waits = await connection.fetchrow(
+        "select current_setting('synchronous_standby_names'), current_setting('synchronous_commit')"
+    )
+    if rows and all(sync is None for _, sync, _, _ in rows):
+        hint = "grant pg_monitor to this role, and doctor tells how far behind they are"
+        yield Finding("replicas", f"{len(rows)}; {hint}")
+        return
+    yield _lag(rows)
+    if wanted and not any(sync in {"sync", "quorum"} for _, sync, _, _ in rows):
+        yield problem(
+            "synchronous",
+            f"no replica of {wanted!r} is connected: every save waits for one",
+            "start it; or take it out of synchronous_standby_names and reload",
+        )
+    elif wanted and waits == "local":
+        told = "synchronous_commit is local: a save does not wait for the replica, and a failover may lose it"
+        yield warning("synchronous", told, "set synchronous_commit to on, remote_apply or remote_write")
+
+
+def _lag(rows: list[Any]) -> Finding:
+    if not rows:
+        return Finding("replicas", "none connected: this server has the only copy")
+    details = [f"{name} ({sync}): {late or 0:.1f} s, {size(behind or 0)} behind" for name, sync, late, behind in rows]
+    if any((late or 0) > LATE or (behind or 0) > BEHIND for _, _, late, behind in rows):
+        hint = "look at its load, its disk and the network: a failover now would lose what it does not have"
+        return warning("replicas", f"{many(len(rows), 'replica')}, some far behind", hint, details=few(details))
+    return Finding("replicas", f"{len(rows)}, none far behind", details=few(details))
+
+
+async def _open_transactions(connection: Connection) -> Finding | None:
+    """What is watched is shown in the order of commits, so it waits for whoever wrote and has not committed yet."""
+    rows = await connection.fetch(
+        """
+        select format('process %s, %s, %s', pid, usename, state), extract(epoch from now() - xact_start)::int8
+        from pg_stat_activity where backend_xid is not null and now() - xact_start > make_interval(secs => $1)
+        union all
+        select format('prepared transaction %L', gid), extract(epoch from now() - prepared)::int8
+        from pg_prepared_xacts where now() - prepared > make_interval(secs => $1)
+        order by 2 desc""",
+        OPEN,
+    )
+    if not rows:
+        return None
+    told = f"{many(len(rows), 'transaction')} open for {span(rows[0][1])}: watch and tail show nothing newer"
+    hint = "end it: select pg_terminate_backend(PROCESS), or rollback prepared"
+    return warning("watching", told, hint, details=few([f"{who}, since {span(age)}" for who, age in rows]))
+
+
+# The tables
+
+
+async def _rights(connection: Connection, schema: str) -> Finding:
+    role, database = await connection.fetchrow("select current_user::text, current_database()::text")
+    if not await _there(connection, schema):
+        may = "select has_database_privilege($1, 'create') or has_schema_privilege(to_regnamespace($2), 'create')"
+        if not await connection.fetchval(may, database, schema):
+            cure = f"let the owner run saveslot migrate --apply; or: grant create on database {database} to {role}"
+            return problem("rights", f"{role} may not make the tables", cure)
+        return Finding("rights", f"{role} may make the tables")
+    lacking: list[Any] = await connection.fetch(
+        """
+        select r.told || ' on ' || c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
+        cross join unnest(array['select', 'insert', 'update', 'delete']) r(told)
+        where n.nspname = $1 and c.relname = any($2) and not has_table_privilege(c.oid, r.told)
+          and (c.relname <> 'format' or r.told = 'select')
+        union all select 'usage of the schema' where not has_schema_privilege($1, 'usage')""",
+        schema,
+        TABLES,
+    )
+    if lacking:
+        return problem(
+            "rights",
+            f"{role} lacks {many(len(lacking), 'right')}",
+            f"grant usage on schema {schema} to {role}",
+            f"grant select, insert, update, delete on all tables in schema {schema} to {role}",
+            details=few([right for (right,) in lacking]),
+        )
+    return Finding("rights", f"{role} may read and write every table")
+
+
+async def _format(connection: Connection, schema: str) -> Finding:
+    found, known = await _formats(connection, schema)
+    if not found:
+        return warning(
+            "format", f"no tables in schema {schema} yet", "saveslot migrate --apply (first use does it, too)"
+        )
+    if found > known:
+        return problem(
+            "format", f"{found}, of a newer Saveslot (this one knows {known})", "pip install --upgrade saveslot"
+        )
+    if found < known:
+        return warning("format", f"{found} of {known}", "saveslot migrate --apply (any use by the owner does it, too)")
+    return Finding("format", f"{found}, the newest, in schema {schema}")
+
+
+async def _counts(connection: Connection, schema: str) -> Finding:
+    living, deleted, namespaces, entries, stored = await connection.fetchrow(
+        f"""
+        select count(*) filter (where deleted_at is null), count(deleted_at), count(distinct namespace),
+          (select count(*) from {schema}.checkpoints),
+          (select coalesce(sum(pg_total_relation_size(c.oid)), 0)::int8 from pg_class c
+            join pg_namespace n on n.oid = c.relnamespace where n.nspname = $1 and c.relkind = 'r')
+        from {schema}.sessions""",  # noqa: S608
+        schema,
+    )
+    told = f"{many(living, 'session')} in {many(namespaces, 'namespace')}, {many(entries, 'entry')}"
+    return Finding("content", told + (f", {deleted:,} deleted" if deleted else "") + f", {size(stored)}")
+
+
+async def _owners(connection: Connection, schema: str) -> Finding:
+    """Leases go by the database's clock."""
+    rows = await connection.fetch(f"""
+        select coalesce(w.name, ''), count(s.key), w.dead,
+          (extract(epoch from clock_timestamp()) - w.expires / 1e6)::int8
+        from {schema}.workers w
+        full join (select key, owner from {schema}.sessions where owner is not null and deleted_at is null) s
+          on s.owner = w.worker
+        group by w.worker, w.name, w.expires, w.dead""")  # noqa: S608
+    gone = [(name, held, late) for name, held, dead, late in rows if dead is not False or late >= 0]
+    orphans, held = sum(held for _, held, _ in gone), sum(held for _, held, _, _ in rows)
+    workers = many(len(rows) - len(gone), "living worker")
+    told = f"{many(held - orphans, 'session')} held by {workers}" if held > orphans else "nobody holds a session"
+    if not orphans:
+        return Finding("owners", told + (f", {many(len(gone), 'worker')} gone, nothing left behind" if gone else ""))
+    told += f"; {many(orphans, 'orphan')}"
+    details = [f"{name or 'unknown'}: silent for {span(late or 0)}, left {held}" for name, held, late in gone if held]
+    if all(late is not None and late < FORGOTTEN for _, held, late in gone if held):
+        return Finding("owners", told, details=few(details))
+    hint = 'start a worker that claims them, or: saveslot keeper --run "python agent.py {id}"'
+    return warning("owners", told, hint, details=few(details))

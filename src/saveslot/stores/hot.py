@@ -1,0 +1,323 @@
+"""Copies of frames in Valkey: quick to reach, believed by nobody without proof, missed by nobody when they are gone.
+
+    saveslot:{0190b5c2f3…}:7   ->   seal (16 bytes) | frame         SET NX, with the tier's time to live
+    saveslot:{0190b5c2f3…}:7   ->   (nothing)                       buried: the entry was emptied or its session purged
+
+The seal is a hash of the append_id, which no two entries share, and the frame. A reader knows from the database which
+id belongs there: a copy under the wrong key, of an entry that a restored database no longer has, cut short or scribbled
+over is noticed, and counts as missing.
+
+What holds a session's copies is its hash tag, and no command names two sessions: Valkey Cluster works. Every operation
+ends within its budget, and none raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Coroutine, Iterable, Sequence, Set as AbstractSet
+from hashlib import blake2b
+from inspect import iscoroutinefunction
+from typing import Any
+
+import msgspec
+
+from saveslot.errors import InvalidInput
+from saveslot.log import Entry
+
+Copy = tuple[str, bytes, bool]  # its name, what it holds, and whether it goes over what lies there
+
+# Seconds that one operation may take; then the database is asked, or the copy is not made.
+BUDGET = 0.05
+# So many failures in a row, and Valkey is left alone for so many seconds; then one operation tries for all.
+FAILURES, PAUSE = 3, 1.0
+# One question names so many frames: within the budget also for a client that parses in Python.
+CHUNK = 128
+# A larger frame would not come within the budget over a slow network. (Most are a few kilobytes.)
+LARGE = 1 << 20
+# Copies that wait to be made: so many bytes, and so many for each, then new ones are left out.
+BACKLOG, EACH = 8 << 20, 200
+# One pipeline makes so many of them.
+BATCH = 256
+# A grave is kept longer than any copy can be under way, so that none rises from it.
+GRAVE = 3600
+SEAL = 16
+CHANNEL = "saveslot:news"
+# Seconds after which a listener that heard nothing listens again.
+SILENCE = 60
+
+
+class HotMetrics(msgspec.Struct):
+    """What the hot tier did since the store was opened."""
+
+    hits: int = 0  # frames that came from Valkey
+    misses: int = 0  # frames that the database had to send
+    garbage: int = 0  # copies, among the misses, that did not match what the database knows
+    fills: int = 0  # copies made
+    dropped: int = 0  # copies not made: too many were waiting, or Valkey was left alone
+    buried: int = 0  # copies of emptied and purged entries, taken away
+    left: int = 0  # those that could not be: nobody reads them, they end with their time to live
+    errors: int = 0  # operations that failed …
+    timeouts: int = 0  # … and that took too long
+    hints: int = 0  # heard over Valkey: something was appended
+    heads: int = 0  # asked for by callers …
+    queries: int = 0  # … and questions to the database that this took
+    reading: str = "closed"  # the breakers: closed (all is well), open (Valkey is left alone), half-open (one may try)
+    filling: str = "closed"
+
+
+class Breaker:
+    def __init__(self) -> None:
+        self._failed = 0
+        self._until = 0.0
+
+    @property
+    def state(self) -> str:
+        if self._failed < FAILURES:
+            return "closed"
+        return "open" if time.monotonic() < self._until else "half-open"
+
+    def admits(self) -> bool:
+        state = self.state
+        if state == "half-open":  # this one tries; the others wait for what becomes of it
+            self._until = time.monotonic() + PAUSE
+        return state != "open"
+
+    def record(self, *, good: bool) -> None:
+        self._failed = 0 if good else self._failed + 1
+        self._until = time.monotonic() + PAUSE
+
+
+class HotTier:
+    def __init__(self, client: Any, ttl: float, *, own: bool = False) -> None:
+        """`own`: the client ends with the tier."""
+        if not iscoroutinefunction(getattr(client, "execute_command", None)):
+            raise InvalidInput("redis_client", "must be an asyncio client: valkey.asyncio.Valkey, redis.asyncio.Redis")
+        if ttl <= 0:
+            raise InvalidInput("session_ttl_hours", "must be more than 0")
+        self.counts = HotMetrics()
+        self.news = asyncio.Event()
+        self.listening = False
+        self._client, self._own = client, own
+        self._ttl = max(1, int(ttl * 1000))
+        # They fail apart: a full server still answers, and gives up what it has.
+        self._reading, self._filling, self._burying = Breaker(), Breaker(), Breaker()
+        self._waiting: deque[Copy] = deque()
+        self._weight = 0
+        self._untold = False
+        self._filler: asyncio.Task[None] | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._running: set[asyncio.Task[bool]] = set()
+        self._closed = False
+        self._shared = hasattr(client, "pubsub")  # a cluster's client has none: watchers poll
+
+    @property
+    def metrics(self) -> HotMetrics:
+        self.counts.reading, self.counts.filling = self._reading.state, self._filling.state
+        return self.counts
+
+    @property
+    def readable(self) -> bool:
+        return not self._closed and self._reading.state != "open"
+
+    # Frames
+
+    async def read(self, key: bytes, seqs: Sequence[int]) -> dict[int, bytes]:
+        """What lies there for these entries; `frame_of` says what it is worth."""
+        found: dict[int, bytes] = {}
+
+        async def ask(part: Sequence[int]) -> bool:
+            names = [_name(key, seq) for seq in part]
+            # NEVER_DECODE: the caller's client may turn replies into text.
+            values = await self._client.execute_command("MGET", *names, NEVER_DECODE=True)
+            found.update((seq, value) for seq, value in zip(part, values, strict=True) if isinstance(value, bytes))
+            return True
+
+        for start in range(0, len(seqs), CHUNK):
+            if not await self._try(self._reading, ask(seqs[start : start + CHUNK])):
+                break
+        return found
+
+    def frame_of(self, entry: Entry, value: bytes | None) -> bytes | None:
+        """The frame of this entry, if that is what the value holds."""
+        if value is not None and value[:SEAL] == _seal(entry, value[SEAL:]):
+            self.counts.hits += 1
+            return value[SEAL:]
+        self.counts.misses += 1
+        self.counts.garbage += value is not None
+        return None
+
+    def fill(self, key: bytes, entries: Iterable[Entry], over: AbstractSet[int] = frozenset()) -> None:
+        """Copy these frames, soon and if nothing is in the way: only where nothing lies, or something spoilt (`over`).
+
+        (Should what was spoilt become a grave just then, the copy covers it: nobody reads it, and it ends in time.)
+        """
+        for entry in entries:
+            frame = entry.frame
+            if not frame or len(frame) > LARGE:
+                continue
+            if self._weight > BACKLOG or self._filling.state == "open":
+                self.counts.dropped += 1
+                continue
+            self._waiting.append((_name(key, entry.seq), _seal(entry, frame) + frame, entry.seq in over))
+            self._weight += EACH + len(frame)
+        self._start()
+
+    def tell(self) -> None:
+        """Let whoever watches, here and in other processes, know that something was appended."""
+        self._wake()
+        self._untold = self._shared
+        self._start()
+
+    async def bury(self, key: bytes, seqs: Sequence[int]) -> None:
+        """Take copies away, and keep those that are still under way from coming."""
+
+        async def dig(names: Sequence[str]) -> bool:
+            pipeline = self._client.pipeline(transaction=False)
+            for name in names:
+                pipeline.set(name, b"", ex=GRAVE)
+            await pipeline.execute()
+            return True
+
+        async def drop(names: Sequence[str]) -> bool:
+            await self._client.execute_command("UNLINK", *names)
+            return True
+
+        for start in range(0, len(seqs), BATCH):
+            names = [_name(key, seq) for seq in seqs[start : start + BATCH]]
+            # A full server has no room for a grave, nor for a copy that comes late.
+            if not (await self._try(self._burying, dig(names)) or await self._try(self._burying, drop(names))):
+                self.counts.left += len(seqs) - start
+                return
+            self.counts.buried += len(names)
+
+    def _start(self) -> None:
+        if self._filler is None and (self._waiting or self._untold) and self._filling.state != "open":
+            self._filler = asyncio.ensure_future(self._fill())
+
+    async def _fill(self) -> None:
+        try:
+            while self._waiting or self._untold:
+                batch = self._next()
+                if await self._try(self._filling, self._copied(batch)):
+                    continue
+                self.counts.dropped += len(batch)
+                if self._filling.state == "open":
+                    self.counts.dropped += len(self._waiting)
+                    self._waiting.clear()
+                    self._weight, self._untold = 0, False
+        finally:
+            self._filler = None
+
+    def _next(self) -> list[Copy]:
+        batch: list[Copy] = []
+        size = 0
+        while self._waiting and len(batch) < BATCH and size < LARGE:
+            batch.append(self._waiting.popleft())
+            size += len(batch[-1][1])
+            self._weight -= EACH + len(batch[-1][1]) - SEAL
+        return batch
+
+    async def _copied(self, batch: list[Copy]) -> bool:
+        pipeline = self._client.pipeline(transaction=False)
+        for name, value, over in batch:
+            pipeline.set(name, value, px=self._ttl, nx=not over)
+        if self._untold:
+            self._untold = False
+            pipeline.publish(CHANNEL, "")
+        done = await pipeline.execute()
+        self.counts.fills += sum(map(bool, done[: len(batch)]))
+        return True
+
+    async def _try(self, breaker: Breaker, work: Coroutine[Any, Any, bool]) -> bool:
+        """True if it went well and in time: nothing that happens to Valkey may reach a caller."""
+        if not breaker.admits():
+            work.close()
+            return False
+        # A task of its own: clients use asyncio.wait_for, which in Python 3.11 may swallow a cancellation.
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        try:
+            await asyncio.wait([task], timeout=BUDGET)
+        finally:
+            task.cancel()
+        good = task.done() and not task.cancelled() and task.exception() is None
+        breaker.record(good=good)
+        self.counts.timeouts += not task.done()
+        self.counts.errors += task.done() and not good
+        return good
+
+    def _ended(self, task: asyncio.Task[bool]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # of one that nobody waits for any more
+
+    # Hints
+
+    def _wake(self) -> None:
+        self.news.set()
+        self.news = asyncio.Event()
+
+    def listen(self) -> None:
+        """Hear of other processes' appends from now on, as long as Valkey answers."""
+        if self._listener is None and self._shared and not self._closed:
+            self._listener = asyncio.ensure_future(self._listened())
+
+    async def _listened(self) -> None:
+        while True:
+            try:
+                async with self._client.pubsub() as channel:
+                    await channel.subscribe(CHANNEL)
+                    self.listening = True
+                    while True:  # with a time of its own: the client's, for answers, is too short for silence
+                        if await channel.get_message(timeout=SILENCE) is not None:
+                            self.counts.hints += 1
+                            self._wake()
+            except Exception:  # noqa: BLE001  (as above)
+                self.counts.errors += 1
+            self.listening = False
+            await asyncio.sleep(PAUSE)
+
+    async def close(self) -> None:
+        """What waits to be copied has the time of one operation."""
+        self._closed = True
+        tasks = [task for task in (self._filler, self._listener) if task is not None]
+        if self._filler is not None:
+            await asyncio.wait([self._filler], timeout=BUDGET)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._running:
+            await asyncio.wait(self._running, timeout=BUDGET)
+        if self._own:
+            await self._try(Breaker(), self._hung_up())
+
+    async def _hung_up(self) -> bool:
+        await self._client.aclose()
+        return True
+
+
+def _name(key: bytes, seq: int) -> str:
+    return f"saveslot:{{{key.hex()}}}:{seq}"
+
+
+def _seal(entry: Entry, frame: bytes) -> bytes:
+    seal = blake2b(entry.append_id, digest_size=SEAL)
+    seal.update(frame)
+    return seal.digest()
+
+
+def connect(url: str) -> Any:
+    """A client for a `valkey://` or `redis://` URL; with a TLS connection for `valkeys://` and `rediss://`."""
+    try:
+        from valkey.asyncio import BlockingConnectionPool, Valkey
+    except ModuleNotFoundError:
+        raise InvalidInput("hot", "Valkey needs a driver: pip install 'saveslot[valkey]'") from None
+    try:
+        # Who finds all sixteen busy waits, within its budget.
+        pool = BlockingConnectionPool.from_url(url, max_connections=16, timeout=None)
+    except ValueError as exc:
+        raise InvalidInput("hot", f"{exc}; use valkey://host:6379") from None
+    return Valkey.from_pool(pool)

@@ -1,0 +1,78 @@
+"""Two owners, clocks turned by hand, answers that get lost: each session is one owner's, and nothing is doubled."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from saveslot import SaveslotError, manager
+from saveslot.slot import Draft, Slot
+from saveslot.slots import Doubts
+from saveslot.steps import Journal
+from saveslot.stores.sqlite import SqliteStore
+from saveslot.testing.owners import OwnersMachine
+
+QUICK = settings(
+    max_examples=100,
+    stateful_step_count=40,
+    deadline=None,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
+LONG = settings(QUICK, max_examples=5000, stateful_step_count=100)
+
+
+def on_sqlite(folder: Path) -> type[OwnersMachine]:
+    fresh = count()
+
+    class OnSqlite(OwnersMachine):
+        async def open_stores(self, clock):
+            path = str(folder / f"{next(fresh)}.db")
+            uptime = lambda: ("this boot", clock.uptime())  # noqa: E731
+            return [await SqliteStore.open(path, clock, uptime=uptime) for _ in range(2)]
+
+    return OnSqlite
+
+
+def test_owners_follow_the_model():
+    """Whoever holds, claims, dies, comes back or meddles, each session is one owner's and holds what the model says."""
+    run_state_machine_as_test(OwnersMachine, settings=QUICK)
+
+
+def test_owners_follow_the_model_on_sqlite(tmp_path):
+    """The same on two handles of one file."""
+    run_state_machine_as_test(on_sqlite(tmp_path), settings=settings(QUICK, max_examples=20))
+
+
+@pytest.mark.long
+def test_owners_follow_the_model_for_long(tmp_path):
+    """The same, over many more histories."""
+    run_state_machine_as_test(OwnersMachine, settings=LONG)
+    run_state_machine_as_test(on_sqlite(tmp_path), settings=settings(LONG, max_examples=500))
+
+
+async def nothing(*_):
+    return None
+
+
+PLANTED = {
+    "fences that do not rise": (Draft, "raise_fence", lambda _: None),
+    "a lease kept after the release": (Draft, "_let_go", lambda *_: None),
+    "others save in what is held": (manager, "OWNERS_ALONE", frozenset()),
+    "writes in doubt that are forgotten": (Slot, "settle", nothing),
+    "creations in doubt that are forgotten": (Doubts, "get", lambda *_: None),
+    "steps that are forgotten": (Journal, "find", Journal.new),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_the_machine_sees(fault, monkeypatch):
+    """A planted fault is met within a few hundred histories."""
+    monkeypatch.setattr(*PLANTED[fault])
+    quick = settings(QUICK, max_examples=500, phases=[Phase.generate], derandomize=True, database=None)
+    with pytest.raises((AssertionError, SaveslotError)):
+        run_state_machine_as_test(OwnersMachine, settings=quick)

@@ -1,0 +1,709 @@
+"""One owner a session: what a holder may do, what others may, and what becomes of it when either goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+
+from saveslot import (
+    Conflict,
+    InvalidInput,
+    InvalidTransition,
+    LeaseHeld,
+    LeaseLost,
+    NotFound,
+    SessionManager,
+    Unavailable,
+)
+from saveslot.model import Kind
+
+
+@pytest.fixture
+async def ann(stores):
+    """A worker of its own, as a process has."""
+    manager = SessionManager(store=stores[0])
+    yield manager
+    await settled(manager)
+    await gone(manager)
+
+
+@pytest.fixture
+async def bob(stores):
+    manager = SessionManager(store=stores[1])
+    yield manager
+    await settled(manager)
+    await gone(manager)
+
+
+async def settled(manager):
+    while manager.running:
+        await asyncio.wait(manager.running)
+
+
+async def gone(manager):
+    """The worker dies: from now on what it holds is orphaned. What it has in its hands does not know."""
+    await manager._leave()  # noqa: SLF001  (close would take the store along)
+
+
+async def made(manager, session_id="s", **about):
+    await manager.create_session("tutor", session_id=session_id, **about)
+    await manager.checkpoint(session_id, "one", {"n": 1, "list": [1]})
+    return session_id
+
+
+async def names(manager, session_id="s"):
+    return [entry.name for entry in await manager.history(session_id, all=True)]
+
+
+async def turns(count=20):
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+# The verbs
+
+
+async def test_every_verb_of_a_holder_is_durable_and_shows_at_once(ann, bob):
+    """Each verb lands as one entry that others read; `data`, `session.state` and `context` follow it."""
+    await made(ann, context={"topic": "fractions"})
+    async with ann.hold("s") as held:
+        assert held.data == {"n": 1, "list": [1]}
+        assert (await held.checkpoint("two", {"n": 2, "list": [1]}, metadata={"why": "x"})).seq == 4
+        assert held.data == {"n": 2, "list": [1]}
+        await held.checkpoint("three", append={"list": [2, 3]})
+        assert held.data == {"n": 2, "list": [1, 2, 3]}
+        await held.checkpoint("four", patch=[{"op": "replace", "path": "/n", "value": 4}])
+        assert held.data == {"n": 4, "list": [1, 2, 3]} == await bob.get_data("s")
+        back = await held.rollback("two")
+        assert (back.seq, back.data) == (7, {"n": 2, "list": [1]})
+        assert held.data == {"n": 2, "list": [1]} == await bob.get_data("s")
+        await held.checkpoint("branch", append={"list": [9]})
+        assert held.data == {"n": 2, "list": [1, 9]}
+        await held.update_context({"topic": "decimals"}, grade=5)
+        assert held.session.context == {"topic": "decimals", "grade": 5}
+        assert (await bob.get_session("s")).context == held.session.context
+        await held.pause()
+        assert (held.session.state, (await bob.get_session("s")).state) == ("paused", "paused")
+        await held.checkpoint("while paused", {"n": 5})
+        await held.resume()
+        await held.resume()
+        assert (held.session.state, (await bob.get_session("s")).state) == ("active", "active")
+        await held.heartbeat()
+        assert held.session.last_heartbeat == (await bob.get_session("s")).last_heartbeat
+        assert not held.lost.is_set()
+        await held.complete({"grade": "A"})
+        assert held.session.state == "completed"
+    assert await names(bob) == [
+        *("session_created", "one", "session_taken", "two", "three", "four", "session_rolled_back", "branch"),
+        *("session_updated", "session_paused", "while paused", "session_resumed", "session_completed"),
+    ]
+    assert (await bob.get_checkpoint("s", "session_completed")).data == {"result": {"grade": "A"}}
+    assert (await bob.get_checkpoint("s", "two")).metadata == {"why": "x"}
+
+
+async def test_a_new_session_is_held_with_empty_data(ann):
+    """Before the first checkpoint `data` is an empty dict, and what a caller changes in it is its own."""
+    await ann.create_session("tutor", session_id="s")
+    async with ann.hold("s") as held:
+        held.data["mine"] = 1
+        assert held.data == {}
+        await held.checkpoint("one", append={"list": [1]})
+        held.data["list"].append(2)
+        assert held.data == {"list": [1]}
+
+
+@pytest.mark.parametrize("end", ["complete", "fail"])
+async def test_an_end_lets_the_session_go_in_the_same_step(ann, bob, end):
+    """Completing and failing clear the owner in the same entry; the holder can do nothing any more, leaving is fine."""
+    await made(ann)
+    async with ann.hold("s") as held:
+        await (held.complete() if end == "complete" else held.fail("broken", {"at": 3}))
+        assert (await bob.get_session("s")).owner is None
+        assert ann.worker["held"] == 0
+        for call in (held.checkpoint("two", {}), held.pause(), held.heartbeat(), held.rollback("one"), held.resume()):
+            with pytest.raises(LeaseLost):
+                await call
+        assert held.data == {"n": 1, "list": [1]}
+    assert (await names(bob))[-1] == ("session_completed" if end == "complete" else "session_failed")
+    assert (await bob.stats())["held"] == 0
+
+
+async def test_what_makes_no_sense_is_refused_and_the_hold_goes_on(ann):
+    """A verb that the state or its arguments do not allow stores nothing and leaves the holder as it was."""
+    await made(ann)
+    async with ann.hold("s") as held:
+        await held.pause()
+        before = await names(ann)
+        with pytest.raises(InvalidTransition):
+            await held.pause()
+        for call in (
+            held.checkpoint("", {}),
+            held.checkpoint("two", {"x": object()}),
+            held.checkpoint("two", {}, patch=[]),
+            held.checkpoint("two", append={"n": [1]}),
+            held.update_context({"x": {1, 2}}),
+            held.complete(object()),
+        ):
+            with pytest.raises(InvalidInput):
+                await call
+        with pytest.raises(NotFound):
+            await held.rollback("no such")
+        assert held.data == {"n": 1, "list": [1]}
+        assert await names(ann) == before
+        await held.checkpoint("two", append={"list": [2]})
+        assert held.data == {"n": 1, "list": [1, 2]}
+
+
+# Taking and letting go
+
+
+async def test_a_second_holder_is_told_who_and_since_when(ann, bob):
+    """While one holds a session no other does, in the same process or another; `LeaseHeld` names owner and times."""
+    await made(ann)
+    async with ann.hold("s"):
+        for manager in (ann, bob):
+            with pytest.raises(LeaseHeld) as told:
+                await manager.take("s")
+            assert told.value.owner == ann.worker["name"]
+            assert told.value.since
+            assert told.value.until
+        seen = (await bob.get_session("s")).owner
+        assert seen.worker == ann.worker["name"]
+        assert 0 < seen.left <= 20
+        assert (await bob.stats())["held"] == 1
+    async with bob.hold("s") as held:
+        assert held.data == {"n": 1, "list": [1]}
+    fences = [entry.fence for entry in await ann._store.entries(held.session.seen.key)]  # noqa: SLF001
+    assert fences == [0, 0, 1, 1, 2, 2]
+
+
+async def test_who_waits_gets_it_when_it_is_let_go(ann, bob):
+    """`wait` outlasts another's hold; when the time is up it is `LeaseHeld` all the same."""
+    await made(ann)
+    held = await ann.take("s")
+    waiting = asyncio.ensure_future(bob.take("s", wait=60))
+    with pytest.raises(LeaseHeld):
+        await bob.take("s", wait=0.01)
+    assert not waiting.done()
+    await held.release()
+    async with asyncio.timeout(30):
+        await (await waiting).release()
+
+
+async def test_letting_go_keeps_the_state_and_ends_the_hold(ann, bob):
+    """After a release the session is as it was and free; every verb raises `LeaseLost`; a second release is nothing."""
+    await made(ann)
+    held = await ann.take("s")
+    await held.pause()
+    await held.release()
+    await held.release()
+    for call in (
+        *(held.checkpoint("two", {}), held.pause(), held.resume(), held.complete(), held.fail("x"), held.heartbeat()),
+        *(held.update_context(a=1), held.rollback("one"), held.refresh(), held.step("x", dict)),
+    ):
+        with pytest.raises(LeaseLost):
+            await call
+    value = await bob.get_session("s")
+    assert (value.state, value.owner) == ("paused", None)
+    await bob.checkpoint("s", "two", {"n": 2})
+    assert (await names(bob))[-2:] == ["session_released", "two"]
+    async with bob.hold("s") as again:
+        assert (again.data, again.session.state) == ({"n": 2}, "paused")
+
+
+async def test_an_exception_in_the_block_lets_go(ann, bob):
+    """Whatever the block raises comes out of it, and the session is free."""
+    await made(ann)
+    with pytest.raises(ZeroDivisionError):
+        async with ann.hold("s"):
+            raise ZeroDivisionError
+    assert (await bob.get_session("s")).owner is None
+
+
+async def test_what_cannot_be_held(ann):
+    """An ended session is refused by its state, an unknown one is not found, and nothing is written."""
+    for verb in ("complete", "fail"):
+        value = await ann.create_session("tutor", session_id=verb)
+        getattr(value, verb)(*(("x",) if verb == "fail" else ()))
+        await ann.update_session(value)
+        with pytest.raises(InvalidTransition):
+            await ann.take(verb)
+        assert (await names(ann, verb))[-1] == f"session_{verb}{'d' if verb == 'complete' else 'ed'}"
+    with pytest.raises(NotFound):
+        await ann.take("unknown")
+    with pytest.raises(InvalidInput):
+        await ann.take("")
+
+
+@pytest.mark.parametrize("after", range(12))
+async def test_a_hold_that_is_cancelled_leaves_nothing_held(ann, bob, after):
+    """Whenever a hold is cancelled, the session is free once the dust has settled."""
+    await made(ann)
+    call = asyncio.ensure_future(ann.take("s"))
+    await turns(after)
+    call.cancel()
+    with suppress(asyncio.CancelledError):
+        await (await call).release()
+    await settled(ann)
+    async with bob.hold("s", wait=30) as held:
+        assert held.data == {"n": 1, "list": [1]}
+    assert ann.worker is None or ann.worker["held"] == 0
+
+
+@pytest.mark.parametrize("after", range(6))
+async def test_a_release_that_is_cancelled_is_one(ann, bob, after):
+    """Whenever letting go is cancelled, the session is let go, and the holder does not go on as if it were not."""
+    await made(ann)
+    held = await ann.take("s")
+    call = asyncio.ensure_future(held.release())
+    await turns(after)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    await settled(ann)
+    if (await bob.get_session("s")).owner is not None:  # it had not begun
+        await held.release()
+    with pytest.raises(LeaseLost):
+        await held.checkpoint("two", {"n": 2})
+    assert (await names(bob))[-1] == "session_released"
+    assert ann.worker["held"] == 0
+
+
+# Others, while it is held
+
+
+@pytest.mark.parametrize("knows", ["nothing", "before", "holder", "value"])
+async def test_only_the_holder_saves(ann, bob, knows):
+    """Checkpoints, rollbacks and completion by anyone else are `LeaseHeld`, whatever they knew; the holder goes on."""
+    await made(ann)
+    value = await bob.get_session("s")
+    if knows == "before":
+        await bob.checkpoint("s", "bob's", {"n": 1, "list": [1]})
+    async with ann.hold("s") as held:
+        value = await bob.get_session("s") if knows == "value" else value
+        manager = ann if knows == "holder" else bob
+        for call in (
+            lambda: manager.checkpoint("s", "theirs", {"n": 9}),
+            lambda: manager.checkpoint("s", "theirs", append={"list": [9]}),
+            lambda: manager.rollback("s", "one"),
+        ):
+            with pytest.raises(LeaseHeld) as told:
+                await call()
+            assert told.value.owner == ann.worker["name"]
+        if knows == "value":
+            with pytest.raises(LeaseHeld):
+                await bob.checkpoint(value, "theirs", {})
+            for verb, *arguments in (("checkpoint", "staged", {}), ("complete",)):
+                getattr(value, verb)(*arguments)
+                with pytest.raises(LeaseHeld):
+                    await bob.update_session(value)
+                value = await bob.get_session("s")
+        await held.checkpoint("mine", {"n": 2})
+    assert not {"theirs", "staged", "session_rolled_back", "session_completed"} & set(await names(bob))
+    await bob.checkpoint("s", "afterwards", {"n": 3})
+
+
+async def test_a_pause_by_another_is_a_conflict_that_loses_nothing(ann, bob):
+    """Others may pause; the holder's next write is refused with its lease intact, and after a refresh it goes on."""
+    await made(ann)
+    async with ann.hold("s") as held:
+        value = await bob.get_session("s")
+        value.pause()
+        await bob.update_session(value)
+        for _ in range(2):  # nothing is rebased silently: it stays refused until the news are taken in
+            with pytest.raises(Conflict):
+                await held.checkpoint("two", append={"list": [2]})
+            assert held.data == {"n": 1, "list": [1]} == await bob.get_data("s")
+            assert not held.lost.is_set()
+        assert held.session.state == "active"
+        assert (await held.refresh()).state == "paused"
+        assert held.data == {"n": 1, "list": [1]}
+        await held.resume()
+        await held.checkpoint("two", append={"list": [2]})
+        assert held.data == {"n": 1, "list": [1, 2]} == await bob.get_data("s")
+    assert (await names(bob))[-5:] == ["session_taken", "session_paused", "session_resumed", "two", "session_released"]
+
+
+async def test_a_context_changed_by_another_shows_after_a_refresh(ann, bob):
+    """Others may update the context; the holder's own change to it, made anew after a refresh, keeps both."""
+    await made(ann, context={"topic": "fractions"})
+    async with ann.hold("s") as held:
+        value = await bob.get_session("s")
+        value.context["answer"] = "yes"
+        value.labels["team"] = "red"
+        await bob.update_session(value)
+        with pytest.raises(Conflict):
+            await held.update_context(mine=1)
+        assert held.session.context == {"topic": "fractions"}
+        await held.refresh()
+        assert held.session.labels == {"team": "red"}
+        await held.update_context(mine=1)
+        assert held.session.context == {"topic": "fractions", "answer": "yes", "mine": 1}
+    after = await bob.get_session("s")
+    assert (after.context, after.labels) == ({"topic": "fractions", "answer": "yes", "mine": 1}, {"team": "red"})
+
+
+async def test_failing_it_from_outside_ends_the_hold(ann, bob):
+    """Others may fail it: the holder is told of the conflict once, then that the session is not its own any more."""
+    await made(ann)
+    async with ann.hold("s") as held:
+        value = await bob.get_session("s")
+        value.fail("by hand")
+        await bob.update_session(value)
+        assert (await bob.get_session("s")).owner is None
+        with pytest.raises(Conflict):
+            await held.checkpoint("two", {"n": 2})
+        assert held.lost.is_set()
+        assert held.data == {"n": 1, "list": [1]}
+        with pytest.raises(LeaseLost):
+            await held.checkpoint("two", {"n": 2})
+    assert (await names(bob))[-1] == "session_failed"
+
+
+async def test_deleting_it_from_outside_ends_the_hold(ann, bob):
+    """Others may delete it: the holder is told that it is gone, and nothing of it reaches a new one of that id."""
+    await made(ann)
+    async with ann.hold("s") as held:
+        assert await bob.delete_session("s")
+        await bob.create_session("tutor", session_id="s")
+        with pytest.raises(NotFound):
+            await held.checkpoint("two", {"n": 2})
+        assert held.lost.is_set()
+        with pytest.raises(NotFound):
+            await held.pause()
+    assert await names(bob) == ["session_created"]
+
+
+async def test_an_empty_update_by_another_is_no_sign_of_life(ann, bob):
+    """While a session is held only its holder says that it lives: others' updates leave its heartbeat."""
+    await made(ann)
+    async with ann.hold("s") as held:
+        await held.heartbeat()
+        before = (await bob.get_session("s")).last_heartbeat
+        value = await bob.get_session("s")
+        value.heartbeat()
+        await bob.update_session(value)
+        value.context["k"] = 1
+        await bob.update_session(value)
+        assert (await bob.get_session("s")).last_heartbeat == before
+
+
+# The dead
+
+
+ZOMBIE_VERBS = {
+    "checkpoint": lambda held: held.checkpoint("late", {"n": 9}),
+    "append": lambda held: held.checkpoint("late", append={"list": [9]}),
+    "pause": lambda held: held.pause(),
+    "fail": lambda held: held.fail("late"),
+    "complete": lambda held: held.complete(),
+    "update_context": lambda held: held.update_context(late=1),
+    "rollback": lambda held: held.rollback("one"),
+    "heartbeat": lambda held: held.heartbeat(),
+    "refresh": lambda held: held.refresh(),
+    "step": lambda held: held.step("late", dict, mode="at_most_once"),
+}
+
+
+@pytest.mark.parametrize("verb", ZOMBIE_VERBS)
+async def test_a_zombie_gets_lease_lost_whatever_it_tries(ann, bob, verb):
+    """After a takeover every verb of the former holder is `LeaseLost`, nothing of it lands, and `lost` is set."""
+    await made(ann)
+    zombie = await ann.take("s")
+    await zombie.checkpoint("two", {"n": 2, "list": [1]})
+    await gone(ann)
+    [claimed] = await bob.claim()
+    async with claimed as held:
+        await held.checkpoint("three", append={"list": [3]})
+        before = await names(bob)
+        with pytest.raises(LeaseLost):
+            await ZOMBIE_VERBS[verb](zombie)
+        assert zombie.lost.is_set()
+        assert zombie.data == {"n": 2, "list": [1]}
+        with pytest.raises(LeaseLost):
+            await zombie.checkpoint("late", {})
+        await zombie.release()
+        assert await names(bob) == before
+        await held.checkpoint("four", append={"list": [4]})
+        assert held.data == {"n": 2, "list": [1, 3, 4]}
+
+
+async def test_a_zombie_with_many_saves_under_way_lands_none(ann, bob):
+    """Saves that were all under way when the session changed hands are all refused."""
+    await made(ann)
+    zombie = await ann.take("s")
+    await gone(ann)
+    async with (await bob.claim())[0] as held:
+        late = await asyncio.gather(
+            *(zombie.checkpoint(f"late {n}", {"n": n}) for n in range(8)), return_exceptions=True
+        )
+        assert {type(answer) for answer in late} == {LeaseLost}
+        await held.checkpoint("new", {"n": 2})
+    assert (await names(bob))[2:] == ["session_taken", "session_claimed", "new", "session_released"]
+
+
+async def test_orphans_are_claimed_by_one(ann, bob, stores):
+    """`claim` hands each active orphan to one claimer, up to the limit, of the agent type asked for; none twice."""
+    carl = SessionManager(store=stores[0])
+    for n in range(9):
+        await ann.create_session("tutor" if n % 3 else "coder", session_id=f"s{n}")
+        await ann.checkpoint(f"s{n}", "one", {"n": n})
+        await ann.take(f"s{n}")
+    free = await ann.create_session("tutor", session_id="free")
+    assert await bob.claim() == []
+    await gone(ann)
+    assert (await bob.stats())["orphaned"] == 9
+    coders = await bob.claim("coder", limit=2)
+    assert {held.session.agent_type for held in coders} == {"coder"}
+    assert len(coders) == 2
+    claims = await asyncio.gather(*(manager.claim(limit=4) for manager in (bob, carl, bob)))
+    claimed = coders + [held for part in claims for held in part]
+    assert sorted(held.session.session_id for held in claimed) == [f"s{n}" for n in range(9)]
+    assert all(len(part) <= 4 for part in claims)
+    assert await bob.claim() == await carl.claim() == []
+    for held in claimed:
+        with pytest.raises(InvalidInput, match="entering"):
+            _ = held.data
+        async with held:
+            assert held.data == {"n": int(held.session.session_id[1:])}
+            assert held.session.owner.worker in {bob.worker["name"], carl.worker["name"]}
+    assert (await bob.get_session(free.session_id)).owner is None
+    await gone(carl)
+
+
+async def test_released_sessions_are_claimed_only_when_asked(ann, bob):
+    """What was let go in peace stays so, unless the claimer says `released`; paused ones wait for a person."""
+    for session_id in ("let go", "never held", "paused"):
+        await made(ann, session_id)
+    await (await ann.take("let go")).release()
+    paused = await ann.take("paused")
+    await paused.pause()
+    await gone(ann)
+    assert await bob.claim() == []
+    claimed = await bob.claim(released=True)
+    assert sorted(held.session.session_id for held in claimed) == ["let go", "never held"]
+    for held in claimed:
+        await held.release()
+    async with bob.hold("paused") as held:  # by name an orphan may be held in any state that can be
+        assert held.session.state == "paused"
+    assert (await names(bob, "paused"))[-2:] == ["session_claimed", "session_released"]
+    with pytest.raises(InvalidInput):
+        await bob.claim(limit=0)
+
+
+async def test_a_claim_says_nothing_about_the_sessions_agent(ann, bob):
+    """Being claimed is no sign of life of the session: its heartbeat stays as the dead one left it."""
+    await made(ann)
+    held = await ann.take("s")
+    await held.heartbeat()
+    before = (await bob.get_session("s")).last_heartbeat
+    await gone(ann)
+    [claimed] = await bob.claim()
+    assert claimed.session.last_heartbeat == before == (await bob.get_session("s")).last_heartbeat
+    await claimed.release()
+
+
+async def test_what_a_living_worker_holds_is_not_swept(ann, bob, clock):
+    """The sweep spares what a living worker holds, though nothing was written for days; an orphan it fails."""
+    await made(ann)
+    held = await ann.take("s")
+    clock.pass_hours(100)
+    await ann._lifeline._beaten()  # noqa: SLF001  (as its thread does every few seconds)
+    assert await bob.cleanup_stale_sessions(timedelta(hours=48)) == 0
+    await held.checkpoint("two", {"n": 2})
+    await gone(ann)
+    clock.pass_hours(49)
+    assert await bob.cleanup_stale_sessions(timedelta(hours=48)) == 1
+    value = await bob.get_session("s")
+    assert (value.state, value.owner, value.context["failure_reason"]) == ("failed", None, "heartbeat_timeout")
+    with pytest.raises(Conflict):
+        await held.checkpoint("late", {})
+
+
+# Lost acknowledgements
+
+
+class Shaky:
+    """A handle whose appends fail once: after they landed (`late`) or instead of it (`never`)."""
+
+    def __init__(self, store):
+        self._store = store
+        self.fault = None
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    async def append(self, groups):
+        fault, self.fault = self.fault, None
+        if fault == "never":
+            raise Unavailable("the write did not arrive")
+        verdicts = await self._store.append(groups)
+        if fault == "late":
+            raise Unavailable("the acknowledgement got lost")
+        return verdicts
+
+
+@pytest.fixture
+async def shaky(stores):
+    store = Shaky(stores[0])
+    manager = SessionManager(store=store)
+    yield manager, store
+    await settled(manager)
+    await gone(manager)
+
+
+RETRIED = {
+    "checkpoint": (lambda held: held.checkpoint("two", {"n": 2}), Kind.CHECKPOINT),
+    "append": (lambda held: held.checkpoint("two", append={"list": [2]}), Kind.CHECKPOINT),
+    "patch": (lambda held: held.checkpoint("two", patch=[{"op": "remove", "path": "/n"}]), Kind.CHECKPOINT),
+    "pause": (lambda held: held.pause(), Kind.PAUSED),
+    "fail": (lambda held: held.fail("broken"), Kind.FAILED),
+    "complete": (lambda held: held.complete(7), Kind.COMPLETED),
+    "update_context": (lambda held: held.update_context(a=1), Kind.UPDATED),
+    "rollback": (lambda held: held.rollback("~1"), Kind.ROLLBACK),
+}
+
+
+@pytest.mark.parametrize("fault", ["late", "never"])
+@pytest.mark.parametrize("verb", RETRIED)
+async def test_a_verb_retried_after_a_lost_answer_happens_once(shaky, bob, verb, fault):
+    """Whether the write or only its answer got lost, the retry of a holder's verb does what it says, once."""
+    sessions, store = shaky
+    await made(sessions)
+    await sessions.checkpoint("s", "one more", {"n": 1, "list": [1]})
+    call, kind = RETRIED[verb]
+    async with sessions.hold("s") as held:
+        store.fault = fault
+        with pytest.raises(Unavailable):
+            await call(held)
+        await call(held)
+        assert held.data == await bob.get_data("s")
+        assert held.session.context == (await bob.get_session("s")).context
+        assert held.session.state == (await bob.get_session("s")).state
+    entries = await bob._store.entries((await bob.get_session("s")).seen.key, [(5, 99)])  # noqa: SLF001
+    assert [entry.kind for entry in entries if entry.kind is not Kind.RELEASED] == [kind]
+
+
+@pytest.mark.parametrize("fault", ["late", "never"])
+@pytest.mark.parametrize("verb", RETRIED)
+async def test_a_write_in_doubt_is_settled_by_the_next_verb(shaky, bob, verb, fault):
+    """A holder that does something else instead of retrying has both: what was in doubt lands first, and shows."""
+    sessions, store = shaky
+    await made(sessions)
+    await sessions.checkpoint("s", "one more", {"n": 1, "list": [1]})
+    call, _ = RETRIED[verb]
+    async with sessions.hold("s") as held:
+        store.fault = fault
+        with pytest.raises(Unavailable):
+            await call(held)
+        if verb in {"fail", "complete"}:
+            with pytest.raises((InvalidTransition, LeaseLost)):
+                await held.update_context(b=2)
+        else:
+            await held.update_context(b=2)
+            await held.checkpoint("next", append={"new": [1]})
+        value = await bob.get_session("s")
+        assert held.session.context == value.context
+        expected = {"a": 1} if verb == "update_context" else {}
+        assert value.context == (expected if verb in {"fail", "complete"} else {**expected, "b": 2})
+        assert held.data == await bob.get_data("s")
+        assert held.session.state == value.state
+
+
+@pytest.mark.parametrize("fault", ["late", "never"])
+async def test_a_hold_retried_after_a_lost_answer_succeeds(shaky, bob, fault):
+    """A hold whose answer got lost is ours, and in nobody's hands: the retry takes it, others are kept out."""
+    sessions, store = shaky
+    await made(sessions)
+    store.fault = fault
+    with pytest.raises(Unavailable):
+        await sessions.take("s")
+    if fault == "late":
+        with pytest.raises(LeaseHeld):
+            await bob.take("s")
+    async with sessions.hold("s") as held:
+        await held.checkpoint("two", {"n": 2})
+    async with bob.hold("s") as held:
+        assert held.data == {"n": 2}
+
+
+@pytest.mark.parametrize("fault", ["late", "never"])
+async def test_a_release_whose_answer_got_lost_is_made_good(shaky, bob, fault):
+    """Letting go never raises for a store that is away; with the next beat the session is free."""
+    sessions, store = shaky
+    await made(sessions)
+    held = await sessions.take("s")
+    store.fault = fault
+    await held.release()
+    await sessions._lifeline._beaten()  # noqa: SLF001  (as its thread does every few seconds)
+    await turns()
+    await settled(sessions)
+    assert (await bob.get_session("s")).owner is None
+    assert (await names(bob)).count("session_released") == 1
+
+
+async def test_a_worker_that_could_not_start_can_do_so_later(stores):
+    """A hold while the store is away is `Unavailable`; when it is back a hold succeeds, and closing is fine."""
+
+    class Away(Shaky):
+        away = True
+
+        async def beat(self, signs, worker=None):
+            if self.away:
+                raise Unavailable("away")
+            return await self._store.beat(signs, worker)
+
+    store = Away(stores[0])
+    sessions = SessionManager(store=store)
+    await made(sessions)
+    with pytest.raises(Unavailable):
+        await sessions.take("s")
+    store.away = False
+    async with asyncio.timeout(10):
+        async with sessions.hold("s") as held:
+            await held.checkpoint("two", {"n": 2})
+    await sessions.close()
+    broken = SessionManager(store=Away(stores[1]))
+    with pytest.raises(Unavailable):
+        await broken.take("s")
+    await broken.close()
+
+
+# Export and import
+
+
+async def test_an_export_of_a_held_session_comes_back_unowned(ann, bob):
+    """Takes, releases and steps are in the export and come back with their numbers and times; nobody holds the copy,
+    its fence is kept, and it can be held at once.
+    """
+    await made(ann)
+    await (await ann.take("s")).release()
+    async with ann.hold("s") as held:
+        await held.checkpoint("two", {"n": 2})
+        await held.step("charge", lambda: {"paid": 3}, key="k")
+        run = await held.begin_step("open", mode="at_most_once")
+        run.end()
+        with pytest.raises(ZeroDivisionError):
+            await held.step("broken", lambda: 1 / 0)
+        text = await ann.export("s")
+    copy = await bob.import_session(text, session_id="copy")
+    assert copy.owner is None
+    assert (await bob.get_session("copy")).owner is None
+    head, original = await bob._store.heads([("default", "copy"), ("default", "s")])  # noqa: SLF001
+    assert (head.row.fence, head.row.lease, head.row.owner) == (2, None, None)
+    theirs, ours = [
+        [(c.seq, c.name, c.timestamp, c.data) for c in await bob.history(session_id, all=True)]
+        for session_id in ("copy", "s")
+    ]
+    assert theirs == ours[:-1]
+    assert await bob.export("copy") == text.replace('"session_id":"s"', '"session_id":"copy"')
+    async with bob.hold("copy") as held:
+        assert held.data == {"n": 2}
+        states = {(step.name, step.key): step.state for step in await held.steps()}
+        assert states == {("charge", "k"): "finished", ("open", None): "started", ("broken", None): "failed"}
+        assert await held.step("charge", lambda: None, key="k") == {"paid": 3}
+    [head] = await bob._store.heads([("default", "copy")])  # noqa: SLF001
+    assert head.row.fence == 3
+    assert original.row.fence == 2

@@ -1,0 +1,104 @@
+"""PostgreSQL as it is run in earnest: a role that may not make tables, behind a pooler of transactions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import asyncpg
+import pytest
+
+import saveslot
+from saveslot import SessionManager, Unavailable
+from saveslot.stack import Postgres
+from saveslot.stores import Store
+from saveslot.stores.postgres import PostgresStore
+from saveslot.testing import Clock, StoreConformance
+
+from .pooler import Pooler
+
+GRANTS = """
+create role worker login;
+grant usage on schema saveslot to worker;
+grant select, insert, update, delete on all tables in schema saveslot to worker;
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    """The owner has made the tables; a worker may read and write them, and no more."""
+
+    async def grant(url: str) -> None:
+        await (await saveslot.open(url)).close()
+        connection = await asyncpg.connect(url)
+        await connection.execute(GRANTS)
+        await connection.close()
+
+    with Postgres() as server:
+        asyncio.run(grant(server.url))
+        yield server
+
+
+@pytest.fixture(scope="module")
+def pooler(server: Postgres) -> Iterator[Pooler]:
+    with Pooler(str(server.folder / ".s.PGSQL.5432"), "worker") as pooler:
+        yield pooler
+
+
+@pytest.fixture(autouse=True)
+def reached(pooler: Pooler) -> None:
+    TestWorkerBehindAPooler.url = f"postgresql://worker@127.0.0.1:{pooler.port}/postgres?statement_cache_size=0"
+
+
+class TestWorkerBehindAPooler(StoreConformance):
+    """Neither the rights of an owner nor anything that a connection would have to remember is needed."""
+
+    url: ClassVar[str]
+
+    async def open(self, folder: Path, clock: Clock) -> Store:  # noqa: ARG002  (a server has no folder)
+        return await PostgresStore.open(self.url, clock, clock.uptime)
+
+
+async def work(sessions: SessionManager, name: str) -> list[int]:
+    session = await sessions.create_session("agent", session_id=name)
+    async with sessions.hold(session) as held:
+        for number in range(20):
+            await held.checkpoint("turn", append={"turns": [number]})
+        return held.data["turns"]
+
+
+async def test_many_agents_behind_a_pooler(pooler: Pooler) -> None:
+    """More connections than the pooler has, all at once; the same with a pool of the caller's."""
+    url, before = TestWorkerBehindAPooler.url, pooler.lent
+    async with saveslot.open(url, worker_beat=0.1, worker_ttl=2) as one, saveslot.open(url) as two:
+        done = await asyncio.gather(*(work((one, two)[n % 2], f"pooled-{n}") for n in range(16)))
+    assert done == [list(range(20))] * 16
+    dsn = url.partition("?")[0]
+    async with (
+        asyncpg.create_pool(dsn, statement_cache_size=0, min_size=1, max_size=4) as pool,
+        SessionManager(db_pool=pool, worker_beat=0.1, worker_ttl=2) as sessions,
+    ):
+        done = await asyncio.gather(*(work(sessions, f"own-{n}") for n in range(8)))
+    assert done == [list(range(20))] * 8
+    assert pooler.lent - before > 24 * 20 / 16  # batches of several agents are one transaction
+
+
+async def test_prepared_statements_need_a_pooler_that_knows_them(pooler: Pooler) -> None:
+    """Without statement_cache_size=0 a simple pooler loses them: the error says what to add to the URL."""
+    url = TestWorkerBehindAPooler.url.replace("?statement_cache_size=0", "")
+
+    async def lose() -> None:
+        async with saveslot.open(url) as sessions:
+            await work(sessions, "lost")
+
+    with pytest.raises(Unavailable, match="statement_cache_size=0"):
+        await lose()
+
+
+async def test_a_worker_makes_no_tables(server: Postgres) -> None:
+    """Where there are none it says who has to."""
+    url = server.url.replace("//postgres@", "//worker@")
+    with pytest.raises(Unavailable, match="permission denied"):
+        await saveslot.open(f"{url}&schema=elsewhere")
