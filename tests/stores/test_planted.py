@@ -10,8 +10,8 @@ from saveslot.stores import Store
 from saveslot.testing import Clock, StoreConformance, behaves_like_memory, conformance, faults
 
 FAULTS = [*faults.FAULTY_MEMORY, *faults.FAULTY_SQLITE]
-# The machine's steps come one after another: it neither cancels nor waits.
-BEYOND_THE_MACHINE = {faults.CancelledAndForgotten, faults.NobodyIsWoken}
+# The machine's steps come one after another: it neither cancels nor waits, and no two share a transaction.
+BEYOND_THE_MACHINE = {faults.CancelledAndForgotten, faults.NobodyIsWoken, faults.OneForAll}
 
 
 async def opened(fault: Any, folder: Path, clock: Clock, memory: dict[Path, Store]) -> Store:

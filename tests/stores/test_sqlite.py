@@ -102,8 +102,8 @@ async def test_a_writer_finishes_what_was_submitted(path: str) -> None:
     """Closing a writer in the same turn as the last job was submitted still does that job."""
     connection = apsw.Connection(path)
     connection.execute("create table done (x)")
-    writer = Writer(connection, lambda: None)
-    answer = writer.submit(lambda connection: connection.execute("insert into done values (1) returning x").get)
+    writer = Writer(connection, lambda: None, lambda connection, works: [connection.execute(sql).get for sql in works])
+    answer = writer.submit("insert into done values (1) returning x")
     await writer.close()
     async with asyncio.timeout(30):
         assert await answer == 1
@@ -310,7 +310,9 @@ async def test_hot_statements_stay_index_lookups(path: str, size: str) -> None:
         looked_at += 1
         steps = [row[3] for row in connection.execute(f"explain query plan {sql}", bindings)]
         for step in steps:
-            scan = step.startswith("SCAN") and "VIRTUAL TABLE" not in step and step != "SCAN sqlite_sequence"
+            small = "VIRTUAL TABLE" in step or "VALUES CLAUSE" in step or step == "SCAN sqlite_sequence"
+            newest = "order by feed desc limit" in sql
+            scan = step.startswith("SCAN") and not small and not newest
             assert not scan, (sql, steps)
             assert "TEMP B-TREE" not in step, (sql, steps)
     connection.close()
@@ -337,6 +339,9 @@ async def everything_hot(store: SqliteStore) -> None:
     ]
     await store.append(groups)
     await store.append([groups[0]])
+    pen.saw(groups[0])
+    many = [pen.group(), (await created(store, "warm")).group(), stale.group()]
+    await asyncio.gather(*(store.append([group]) for group in many))
     await store.heads([pen.key, ("ns", "hot")])
     await store.entries(pen.key)
     await store.entries(pen.key, [(2, 3)], frames=False)

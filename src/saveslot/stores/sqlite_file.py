@@ -59,6 +59,8 @@ class translated:  # noqa: N801  (reads as a verb)
 
     def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         match exc:
+            case None:
+                return
             case apsw.NotADBError():
                 raise InvalidInput("url", f"{self._path} is not a SQLite database; name another file") from exc
             case apsw.CorruptError():

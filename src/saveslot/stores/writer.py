@@ -14,14 +14,14 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import apsw
 
-T = TypeVar("T")
-Work = Callable[[apsw.Connection], Any]
+Work = Any  # something that `CarriedOut` understands
+CarriedOut = Callable[[apsw.Connection, Sequence[Work]], list[Any]]  # what a batch asks for, in its transaction
 
 
 class Job(NamedTuple):
@@ -45,9 +45,10 @@ WAL_PAGES = 1000
 
 
 class Writer:
-    def __init__(self, connection: apsw.Connection, told: Callable[[], None]) -> None:
+    def __init__(self, connection: apsw.Connection, told: Callable[[], None], carried_out: CarriedOut) -> None:
         self._connection = connection
         self._told = told  # called in the event loop after each commit
+        self._carried_out = carried_out
         self._forming: Batch = []
         self._queue: SimpleQueue[tuple[asyncio.AbstractEventLoop, Batch] | None] = SimpleQueue()
         self._waiting = 0  # batches handed to the thread and not yet answered
@@ -63,9 +64,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="saveslot-writer", daemon=True)
         self._thread.start()
 
-    def submit(
-        self, work: Callable[[apsw.Connection], T], *, single: bool = False, heavy: bool = False
-    ) -> asyncio.Future[T]:
+    def submit(self, work: Work, *, single: bool = False, heavy: bool = False) -> asyncio.Future[Any]:
         """Run in the next transaction. Cancelling the future abandons the answer; the work is done all the same."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
@@ -78,7 +77,7 @@ class Writer:
         self._forming.append(job)
         if len(self._forming) == 1:
             loop.call_soon(self._send, loop)
-        return cast("asyncio.Future[T]", answer)
+        return answer
 
     async def close(self) -> None:
         """Finish what was submitted, then let the file go."""
@@ -135,12 +134,12 @@ class Writer:
                 loops.append(more[0])
             with self._baton:
                 results = self._committed(batch, patience=PATIENCE) if batch else []
+                for loop in set(loops):  # each caller in its own loop: another's may be closed
+                    mine = [result for result in results if result[0].get_loop() is loop]
+                    if not _told(loop, self._answer, mine, loops.count(loop)):
+                        self._waiting -= loops.count(loop)
                 if self._wal_pages >= self._next_checkpoint:
                     self._checkpoint()
-            for loop in set(loops):  # each caller in its own loop: another's may be closed
-                mine = [result for result in results if result[0].get_loop() is loop]
-                if not _told(loop, self._answer, mine, loops.count(loop)):
-                    self._waiting -= loops.count(loop)
             if last:
                 return
 
@@ -172,11 +171,11 @@ class Writer:
     def _transaction(self, batch: Batch) -> list[Any]:
         connection = self._connection
         if len(batch) == 1 and batch[0].single:
-            return [batch[0].work(connection)]
+            return self._carried_out(connection, [batch[0].work])
         # IMMEDIATE takes the write lock before the first read, so two processes never both see entry n as the newest.
         connection.execute("begin immediate")
         try:
-            values = [job.work(connection) for job in batch]
+            values = self._carried_out(connection, [job.work for job in batch])
             connection.execute("commit")
         except BaseException:
             if connection.in_transaction:

@@ -397,6 +397,14 @@ class GuardInSqlByNumber(SqliteStore):
         return super()._follow(connection, group, entries, prev, now)
 
 
+class OneForAll(SqliteStore):
+    """Entries that share a statement are all told that they landed."""
+
+    def _together(self, connection: apsw.Connection, groups: list[Group]) -> dict[bytes, int]:
+        super()._together(connection, groups)
+        return {group.entries[0].append_id: 1 for group in groups}
+
+
 class FeedNumbersReused(SqliteStore):
     """After a purge the feed's last numbers are given out again, as plain rowids are."""
 
