@@ -258,9 +258,10 @@ def test_a_small_frame_cannot_fill_the_memory(claimed: int) -> None:
     assert MAX_RAW < 300_000_000
 
 
-def test_a_compressed_body_is_exactly_one() -> None:
+@pytest.mark.parametrize("text", [b"lorem ipsum " * 30, random.Random(1).randbytes(150_000).hex().encode()])
+def test_a_compressed_body_is_exactly_one(text: bytes) -> None:
     """Cut short, followed by more, or of another length than said: `Corrupt`."""
-    body = msgspec.msgpack.encode({"a": b'"%s"' % (b"lorem ipsum " * 30)})
+    body = msgspec.msgpack.encode({"a": b'"%s"' % text})
     good = zstd.compress(body)
     unended = zstd.ZstdCompressor().compress(body, zstd.ZstdCompressor.FLUSH_BLOCK)  # all of it, but for the end
     head = bytes((VERSION, ZSTD))

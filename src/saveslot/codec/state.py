@@ -76,7 +76,7 @@ Op = Splice | Remove | Order
 _pack = msgspec.msgpack.Encoder().encode
 _unpack_ops = msgspec.msgpack.Decoder(list[Op]).decode
 # Not one JSON text of the whole state: finding the keys in that takes half as long again as decompressing it.
-_unpack_texts = msgspec.msgpack.Decoder(dict[str, bytes]).decode
+_unpack_texts = msgspec.msgpack.Decoder(dict[str, memoryview]).decode
 
 
 class Recipe(NamedTuple):
@@ -172,7 +172,7 @@ class State:
                 ops = _patch(texts, body)
                 tagged = tagged or self.tagged
             else:
-                texts = cast("Texts", _unpack_texts(body))
+                texts = cast("Texts", {key: bytearray(text) for key, text in _unpack_texts(body).items()})
         except (ValueError, KeyError, IndexError, RecursionError) as exc:
             raise Corrupt("a frame", "does not fit the state before it") from exc
         self.texts, self.tagged = texts, tagged
@@ -461,7 +461,7 @@ def common_back(old: Text, at: int, new: Text, there: int, limit: int) -> int:
     return high - ((int.from_bytes(a, "little") ^ int.from_bytes(b, "little")).bit_length() + 7) // 8
 
 
-def _patch(texts: Texts, body: bytes) -> list[Op]:
+def _patch(texts: Texts, body: Text) -> list[Op]:
     ops = _unpack_ops(body)
     for op in ops:
         if isinstance(op, Splice):
