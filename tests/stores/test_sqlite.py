@@ -102,7 +102,9 @@ async def test_a_writer_finishes_what_was_submitted(path: str) -> None:
     """Closing a writer in the same turn as the last job was submitted still does that job."""
     connection = apsw.Connection(path)
     connection.execute("create table done (x)")
-    writer = Writer(connection, lambda: None, lambda connection, works: [connection.execute(sql).get for sql in works])
+    writer = Writer(
+        lambda: connection, lambda: None, lambda connection, works: [connection.execute(sql).get for sql in works]
+    )
     answer = writer.submit("insert into done values (1) returning x")
     await writer.close()
     async with asyncio.timeout(30):

@@ -92,17 +92,19 @@ class SqliteStore:
         self._local = threading.local()
         self._connections: list[apsw.Connection] = []
         self._readers = Readers(READERS)
+        self._writer = Writer(lambda: connect(path, vfs), self._told, self._carried_out)
         self._news = asyncio.Event()
         self._closed = False
 
     @classmethod
     async def open(cls, path: str, clock: Callable[[], int] = clock, vfs: str | None = None) -> SqliteStore:
         store = cls(path, clock, vfs)
-        connection = await asyncio.get_running_loop().run_in_executor(None, prepared, path, vfs)
-        store._writer = Writer(connection, store._told, store._carried_out)
+        try:
+            await store._read(lambda _: None)  # the first reader makes the file, or brings it up to date
+        except BaseException:
+            store._readers.shutdown(wait=False)
+            raise
         return store
-
-    _writer: Writer
 
     def _told(self) -> None:
         self._news.set()
@@ -113,7 +115,7 @@ class SqliteStore:
             with translated(self._path):
                 connection = getattr(self._local, "connection", None)
                 if connection is None:
-                    connection = self._local.connection = connect(self._path, self._vfs)
+                    connection = self._local.connection = prepared(self._path, self._vfs)
                     connection.pragma("query_only", 1)
                     self._connections.append(connection)
                 return work(connection)

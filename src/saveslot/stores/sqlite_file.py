@@ -80,11 +80,10 @@ class translated:  # noqa: N801  (reads as a verb)
                 return
 
 
-def migrations() -> list[str]:
+def migrations() -> list[Path]:
     """The numbered scripts, oldest first."""
     folder = Path(__file__).with_name("sql")  # importlib.resources would take 9 ms of every start
-    names = sorted(file.name for file in folder.iterdir() if re.fullmatch(r"sqlite_\d+\.sql", file.name))
-    return [(folder / name).read_text() for name in names]
+    return sorted(file for file in folder.iterdir() if re.fullmatch(r"sqlite_\d+\.sql", file.name))
 
 
 def migrate(connection: apsw.Connection, path: str) -> None:
@@ -96,7 +95,7 @@ def migrate(connection: apsw.Connection, path: str) -> None:
     connection.execute("begin immediate")
     try:
         for script in scripts[_version(connection, path, len(scripts)) :]:
-            connection.execute(script)
+            connection.execute(script.read_text())
         connection.pragma("application_id", APPLICATION_ID)
         connection.pragma("user_version", len(scripts))
         connection.execute("commit")

@@ -15,6 +15,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -45,24 +46,26 @@ WAL_PAGES = 1000
 
 
 class Writer:
-    def __init__(self, connection: apsw.Connection, told: Callable[[], None], carried_out: CarriedOut) -> None:
-        self._connection = connection
+    """File and thread are opened and started with the first job: who only reads waits for neither."""
+
+    def __init__(
+        self, connect: Callable[[], apsw.Connection], told: Callable[[], None], carried_out: CarriedOut
+    ) -> None:
+        self._connect = connect
+        self._connection: apsw.Connection | None = None
+        self._thread: threading.Thread | None = None
         self._told = told  # called in the event loop after each commit
         self._carried_out = carried_out
         self._forming: Batch = []
         self._queue: SimpleQueue[tuple[asyncio.AbstractEventLoop, Batch] | None] = SimpleQueue()
         self._waiting = 0  # batches handed to the thread and not yet answered
         self._baton = threading.Lock()  # who has it may use the connection
-        self._quick = True  # the last commit was
+        self._quick = False  # the last commit was; the first one opens the file
         self._lone = True  # the last batch was a single job
         self._turned = True  # the loop went round since the last commit in it
         self._patience = 0.0
         self._wal_pages = 0
         self._next_checkpoint = WAL_PAGES
-        connection.set_busy_handler(self._wait_for_lock)
-        connection.set_wal_hook(self._grown)
-        self._thread = threading.Thread(target=self._run, name="saveslot-writer", daemon=True)
-        self._thread.start()
 
     def submit(self, work: Work, *, single: bool = False, heavy: bool = False) -> asyncio.Future[Any]:
         """Run in the next transaction. Cancelling the future abandons the answer; the work is done all the same."""
@@ -84,19 +87,25 @@ class Writer:
         loop = asyncio.get_running_loop()
         if self._forming:
             self._send(loop)
-        self._queue.put(None)
-        await loop.run_in_executor(None, self._thread.join)
-        try:
-            self._connection.close()
-        except apsw.Error:
-            return  # the WAL could not be copied back: it stays, and holds everything
+        if self._thread is not None:
+            self._queue.put(None)
+            await loop.run_in_executor(None, self._thread.join)
+        if self._connection is not None:
+            with suppress(apsw.Error):  # the WAL could not be copied back: it stays, and holds everything
+                self._connection.close()
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         batch, self._forming = self._forming, []
         self._lone = len(batch) == 1
         if batch and not (self._lone and self._here(batch, loop)):
-            self._waiting += 1
-            self._queue.put((loop, batch))
+            self._hand_over(batch, loop)
+
+    def _hand_over(self, batch: Batch, loop: asyncio.AbstractEventLoop) -> None:
+        self._waiting += 1
+        self._queue.put((loop, batch))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="saveslot-writer", daemon=True)
+            self._thread.start()
 
     def _turn(self) -> None:
         self._turned = True
@@ -113,8 +122,7 @@ class Writer:
             return False
         self._answer(results)
         if self._wal_pages >= self._next_checkpoint:
-            self._waiting += 1
-            self._queue.put((loop, []))
+            self._hand_over([], loop)
         return True
 
     def _run(self) -> None:
@@ -134,12 +142,12 @@ class Writer:
                 loops.append(more[0])
             with self._baton:
                 results = self._committed(batch, patience=PATIENCE) if batch else []
-                for loop in set(loops):  # each caller in its own loop: another's may be closed
-                    mine = [result for result in results if result[0].get_loop() is loop]
-                    if not _told(loop, self._answer, mine, loops.count(loop)):
-                        self._waiting -= loops.count(loop)
-                if self._wal_pages >= self._next_checkpoint:
-                    self._checkpoint()
+                if self._connection is not None and self._wal_pages >= self._next_checkpoint:
+                    self._checkpoint(self._connection)
+            for loop in set(loops):  # each caller in its own loop: another's may be closed
+                mine = [result for result in results if result[0].get_loop() is loop]
+                if not _told(loop, self._answer, mine, loops.count(loop)):
+                    self._waiting -= loops.count(loop)
             if last:
                 return
 
@@ -169,7 +177,7 @@ class Writer:
         return results
 
     def _transaction(self, batch: Batch) -> list[Any]:
-        connection = self._connection
+        connection = self._connection or self._opened()
         if len(batch) == 1 and batch[0].single:
             return self._carried_out(connection, [batch[0].work])
         # IMMEDIATE takes the write lock before the first read, so two processes never both see entry n as the newest.
@@ -183,6 +191,12 @@ class Writer:
             raise
         return values
 
+    def _opened(self) -> apsw.Connection:
+        connection = self._connection = self._connect()
+        connection.set_busy_handler(self._wait_for_lock)
+        connection.set_wal_hook(self._grown)
+        return connection
+
     def _wait_for_lock(self, tries: int) -> bool:
         if time.monotonic() >= self._patience:
             return False
@@ -195,11 +209,11 @@ class Writer:
         self._wal_pages = pages
         return apsw.SQLITE_OK
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, connection: apsw.Connection) -> None:
         """Copy the WAL into the file. A reader may hold it back; then the next try is another 1,000 pages away."""
         self._next_checkpoint = self._wal_pages + WAL_PAGES
         try:
-            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         except apsw.Error:
             return  # the WAL holds everything; the next checkpoint tries again
 

@@ -425,7 +425,7 @@ class SnapshotKept(SqliteStore):
             connection.execute("begin")
         return super()._head(connection, ref)
 
-    def _writer_connection(self) -> apsw.Connection:
+    def _writer_connection(self) -> apsw.Connection | None:
         return self._writer._connection  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
