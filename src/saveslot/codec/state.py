@@ -36,7 +36,7 @@ MAX_SHORT = 32
 MAX_BASE = 24
 # Each rollback starts a new range of short patches.
 MAX_RANGES = 32
-# No limit for states goes beyond: with its keys escaped the whole must still fit into a frame.
+# No limit for states goes beyond: with its keys and lengths the whole must still fit into a frame.
 MAX_WHOLE = MAX_RAW // 2
 # A patch that is longer than this part of its state saves little, and a keyframe reads faster.
 WORTH_PATCHING = 0.7
