@@ -15,17 +15,20 @@ from saveslot.errors import (
     LeaseLost,
     NotFound,
     SaveslotError,
+    StepFailed,
     StepUnknown,
     TooLarge,
     Unavailable,
 )
 from saveslot.glance import LogLine
+from saveslot.held import Held
 from saveslot.lifecycle import SessionState
 from saveslot.log import Event
 from saveslot.manager import SessionManager
-from saveslot.model import AgentSession, Checkpoint, SessionCheckpoint
+from saveslot.model import AgentSession, Checkpoint, Owner, SessionCheckpoint
 from saveslot.opening import open  # noqa: A004  (saveslot.open reads well)
 from saveslot.reading import Page
+from saveslot.steps import Step
 
 if TYPE_CHECKING:
     from saveslot import blocking as blocking
@@ -41,6 +44,7 @@ __all__ = [
     "Conflict",
     "Corrupt",
     "Event",
+    "Held",
     "HistoryLost",
     "InvalidInput",
     "InvalidTransition",
@@ -48,11 +52,14 @@ __all__ = [
     "LeaseLost",
     "LogLine",
     "NotFound",
+    "Owner",
     "Page",
     "SaveslotError",
     "SessionCheckpoint",
     "SessionManager",
     "SessionState",
+    "Step",
+    "StepFailed",
     "StepUnknown",
     "TooLarge",
     "Unavailable",

@@ -13,23 +13,37 @@ has to be opened again there.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
 
-from saveslot import manager, opening
-from saveslot.portal import Resident
+from saveslot import held, keeper, manager, opening
+from saveslot.model import AgentSession, Data
+from saveslot.portal import Part, Resident
+from saveslot.steps import Mode, OnUnknown
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 Manager = manager.SessionManager
+Async = held.Held
+
+
+class Door(Protocol[T]):
+    """Something whose async self lives in the loop."""
+
+    @property
+    def resident(self) -> Resident[T] | Part[T]: ...
 
 
 def lifted(
-    verb: Callable[Concatenate[Manager, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[SessionManager, P], R]:
+    verb: Callable[Concatenate[T, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Door[T], P], R]:
     @wraps(verb)
-    def run(self: SessionManager, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(self: Door[T], *args: P.args, **kwargs: P.kwargs) -> R:
         return self.resident.run(lambda inner: verb(inner, *args, **kwargs))
 
     return run
@@ -73,6 +87,141 @@ def opened(opener: Callable[P, opening.open]) -> Callable[P, SessionManager]:
     return run
 
 
+class Lost:
+    """Whether others may have taken a held session."""
+
+    def __init__(self, resident: Part[held.Held]) -> None:
+        self._resident = resident
+
+    def is_set(self) -> bool:
+        return self._resident.value.lost.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until it is set, or so many seconds; whether it is."""
+        return self._resident.run(lambda inner: self._waited(inner, timeout))
+
+    async def _waited(self, inner: held.Held, seconds: float | None) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(inner.lost.wait(), seconds)
+        return inner.lost.is_set()
+
+
+class Held:
+    """`saveslot.Held` for synchronous callers. Its worker's heartbeats go on while they work."""
+
+    def __init__(self, resident: Resident[Manager], inner: held.Held) -> None:
+        self.resident = resident.part(inner)
+        self.lost = Lost(self.resident)
+
+    def __enter__(self) -> Self:
+        self.resident.run(Async.__aenter__)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    @property
+    def session(self) -> AgentSession:
+        return self.resident.value.session
+
+    @property
+    def fence(self) -> int:
+        """How often the session has changed hands: a number for other systems to refuse a former owner by."""
+        return self.resident.value.fence
+
+    @property
+    def lease(self) -> str:
+        """What this hold is known by in the log."""
+        return self.resident.value.lease
+
+    @property
+    def data(self) -> Data:
+        """The agent's data as last checkpointed or rolled back to, decoded anew each time; `{}` before the first."""
+        return self.resident.value.data
+
+    def step(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *args: Any,
+        key: str | None = None,
+        mode: Mode = "idempotent",
+        on_unknown: OnUnknown = "fail",
+        retry: bool = False,
+    ) -> Any:
+        """As `saveslot.Held.step`; `fn` is called in the caller's thread."""
+        run = self.begin_step(name, args, key=key, mode=mode, on_unknown=on_unknown, retry=retry)
+        try:
+            if not run.done:
+                try:
+                    result = run.call(fn, args)
+                except Exception as exc:
+                    self.fail_step(run, exc)
+                    raise
+                self.finish_step(run, result)
+            return run.result
+        finally:
+            self.resident.run(lambda _: _ended(run))
+
+    release = lifted(Async.release)
+    checkpoint = lifted(Async.checkpoint)
+    heartbeat = lifted(Async.heartbeat)
+    pause = lifted(Async.pause)
+    resume = lifted(Async.resume)
+    complete = lifted(Async.complete)
+    fail = lifted(Async.fail)
+    update_context = lifted(Async.update_context)
+    rollback = lifted(Async.rollback)
+    refresh = lifted(Async.refresh)
+    steps = lifted(Async.steps)
+    begin_step = lifted(Async.begin_step)
+    finish_step = lifted(Async.finish_step)
+    fail_step = lifted(Async.fail_step)
+
+
+async def _ended(run: held.Run) -> None:
+    run.end()
+
+
+class Keeper:
+    """`sessions.keeper` for synchronous callers: each `takeover` gets a blocking `Held`, and a thread of its own."""
+
+    def __init__(self, resident: Resident[Manager]) -> None:
+        self._whole = resident
+        self.resident = resident.part(resident.value.keeper)
+
+    def start(
+        self,
+        *,
+        takeover: Callable[[Held], object] | None = None,
+        agent_type: str | None = None,
+        limit: int = 4,
+        released: bool = False,
+        stale_after: timedelta | None = None,
+    ) -> None:
+        """As `saveslot`'s: go on in the background until `stop` or the manager's `close`."""
+
+        async def taken_over(inner: held.Held) -> None:
+            work = partial(cast("Callable[[Held], object]", takeover), Held(self._whole, inner))
+            await asyncio.get_running_loop().run_in_executor(None, work)
+
+        self.resident.run(
+            lambda inner: inner.start(
+                takeover=None if takeover is None else taken_over,
+                agent_type=agent_type,
+                limit=limit,
+                released=released,
+                stale_after=stale_after,
+            )
+        )
+
+    stop = lifted(keeper.Keeper.stop)
+
+    @property
+    def stats(self) -> Data:
+        return self.resident.value.stats
+
+
 class SessionManager:
     """`saveslot.SessionManager` for synchronous callers."""
 
@@ -98,6 +247,32 @@ class SessionManager:
     @property
     def session_ttl_hours(self) -> float:
         return self.resident.value.session_ttl_hours
+
+    @property
+    def keeper(self) -> Keeper:
+        return Keeper(self.resident)
+
+    @property
+    def worker(self) -> Data | None:
+        return self.resident.value.worker
+
+    @contextmanager
+    def hold(self, session: AgentSession | str, *, wait: float = 0) -> Generator[Held]:
+        """Take the session: ours until we leave the block or die. `LeaseHeld` when another has it (for `wait` s)."""
+        with self.take(session, wait=wait) as held:
+            yield held
+
+    def take(self, session: AgentSession | str, *, wait: float = 0) -> Held:
+        """The same without a block: `release` it yourself."""
+        return Held(self.resident, self.resident.run(lambda inner: inner.take(session, wait=wait)))
+
+    def claim(self, agent_type: str | None = None, limit: int = 10, *, released: bool = False) -> list[Held]:
+        """Take over active sessions whose workers died (`released`: and those that nobody holds), each by one claimer.
+
+        Enter each: `with held`. Those never entered are orphans again when this manager is closed.
+        """
+        claimed = self.resident.run(lambda inner: inner.claim(agent_type, limit, released=released))
+        return [Held(self.resident, held) for held in claimed]
 
     get_session = lifted(Manager.get_session)
     get_active_sessions = lifted(Manager.get_active_sessions)

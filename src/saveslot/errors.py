@@ -4,14 +4,15 @@ SaveslotError
 ├── NotFound              no such session, checkpoint or ref (or it was deleted)
 ├── Conflict              someone else wrote after what you have seen        seen, head
 │   └── AlreadyExists     that session id is taken
-├── LeaseHeld             another worker holds the session                   owner, until
+├── LeaseHeld             another worker holds the session                   owner, since, until
 ├── LeaseLost             the session is no longer yours: stop now
 ├── InvalidTransition     the session's state does not allow it              source, target
 ├── InvalidInput          a value cannot be stored, or makes no sense        path, reason
 ├── TooLarge              over a limit                                       limit, size
 ├── Corrupt               stored bytes are damaged                           where, tried
 ├── HistoryLost           the database went back in time
-├── StepUnknown           a step started and nobody knows whether it ended
+├── StepUnknown           a step started and nobody knows whether it ended   name, key
+├── StepFailed            a step failed before, and nobody said to retry it  name, key, error
 └── Unavailable           the store cannot be reached or written: retry
 """
 
@@ -54,9 +55,10 @@ class LeaseHeld(SaveslotError):
 
     code = "lease_held"
 
-    def __init__(self, message: str, *, owner: str = "", until: str = "") -> None:
+    def __init__(self, message: str, *, owner: str = "", since: str = "", until: str = "") -> None:
         super().__init__(message)
         self.owner = owner
+        self.since = since
         self.until = until
 
 
@@ -120,6 +122,23 @@ class StepUnknown(SaveslotError):
     """A step started and nobody knows whether it ended."""
 
     code = "step_unknown"
+
+    def __init__(self, message: str, *, name: str = "", key: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+        self.key = key
+
+
+class StepFailed(SaveslotError):
+    """A step failed before, and nobody said that it may be run again."""
+
+    code = "step_failed"
+
+    def __init__(self, message: str, *, name: str = "", key: str = "", error: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+        self.key = key
+        self.error = error
 
 
 class Unavailable(SaveslotError):

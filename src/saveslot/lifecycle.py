@@ -26,6 +26,7 @@ TRANSITIONS: dict[str, dict[SessionState, SessionState]] = {
     "fail": {ACTIVE: FAILED, PAUSED: FAILED},
     "recover": {FAILED: ACTIVE},
     "rollback": {ACTIVE: ACTIVE, PAUSED: PAUSED, FAILED: ACTIVE},
+    "hold": {ACTIVE: ACTIVE, PAUSED: PAUSED},
 }
 
 _TARGET = {"pause": PAUSED, "complete": COMPLETED, "fail": FAILED}

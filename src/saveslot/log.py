@@ -65,6 +65,18 @@ class Row(msgspec.Struct):
     lease: bytes | None = None
     body: bytes = b""  # context, metadata and labels, encoded
     labels: dict[str, str] = {}
+    owner: bytes | None = None  # the worker that holds it
+    worker: str = ""  # that one's name; read only
+    left: int = 0  # microseconds until others may take the session from it, 0 when they may; read only
+
+
+class Worker(msgspec.Struct):
+    """One process, as others see it: whoever is alive says so in time."""
+
+    id: bytes
+    name: str
+    ttl: int  # microseconds that one beat is good for; 0: it leaves, and what it still holds is orphaned
+    first: bool = False  # only the first beat makes the row: one that others declared dead never comes back
 
 
 class Head(msgspec.Struct):
@@ -84,7 +96,9 @@ class Group(msgspec.Struct):
     labels: dict[str, str] | None = None
     heartbeat: bool = False
     delete: bool = False  # the last entry is the tombstone
+    owner: bytes | None = None  # the worker that holds the session from now on; no lease, no owner
     only_stale: int = 0  # land only if nobody gave a sign of life for so many microseconds
+    only_orphan: int | None = None  # land only if the owner's time ran out so many microseconds ago; it is dead then
 
 
 class Outcome(StrEnum):
@@ -120,11 +134,16 @@ class Query(msgspec.Struct, kw_only=True):
     text: str | None = None  # part of the id, agent type, user id or a label; case of ASCII letters does not matter
     prefix: str | None = None  # of the id
     stale_for: int | None = None  # microseconds without a sign of life; such pages run by (heartbeat, key)
+    orphan_for: int | None = None  # held by a worker whose time ran out so many microseconds ago
+    owner: bytes | None = None  # held by this worker
+    unowned: bool = False  # held by nobody
 
 
 class Counts(msgspec.Struct):
     states: dict[str, int] = {}
     agent_types: dict[str, int] = {}
+    held: int = 0
+    orphaned: int = 0  # of those held: by workers that are dead
     entries: int = 0  # of the whole store
     stored_bytes: int = 0  # of the whole store
 
@@ -141,6 +160,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 Ref = bytes | tuple[str, str]  # a session by key, or by namespace and id
+Sign = tuple[bytes, bytes | None]  # of life: a session by key, and the lease that it is held under
 Place = tuple[int, bytes]  # where a page ended: (created_at or heartbeat, key)
 
 

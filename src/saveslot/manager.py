@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import Any, ParamSpec, Self, TypeVar
 
-from saveslot import codec, difference, transfer
+from saveslot import codec, transfer
 from saveslot.errors import AlreadyExists, Conflict, InvalidInput, InvalidTransition, NotFound
+from saveslot.held import settled
+from saveslot.holding import SessionHolder
+from saveslot.keeper import Keeper
 from saveslot.lifecycle import FAILED, SessionState, follow
 from saveslot.log import Entry, Head, Outcome, Place, Query, Row, Verdict, micros, moment
+from saveslot.lookup import unknown
 from saveslot.model import (
     DATA_KINDS,
     SHOWN_KINDS,
@@ -31,7 +34,7 @@ from saveslot.model import (
     fresh_key,
     now,
 )
-from saveslot.reading import SessionReader, unknown
+from saveslot.saving import Save, drafted
 from saveslot.slot import ABOUT, Draft, Point, Slot, beginning, creation, refusal
 from saveslot.slots import Slots
 from saveslot.stores import Store
@@ -41,26 +44,13 @@ from saveslot.timeline import shown
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# While someone holds a session these are the owner's alone.
+OWNERS_ALONE = DATA_KINDS | {Kind.COMPLETED}
 # How many sessions a sweep fails in one transaction.
 SWEEP_BATCH = 200
 
 
-def settled(
-    verb: Callable[Concatenate[SessionManager, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[SessionManager, P], Coroutine[Any, Any, R]]:
-    """Cancelling the caller abandons the answer, never the write."""
-
-    @wraps(verb)
-    async def run(self: SessionManager, *args: P.args, **kwargs: P.kwargs) -> R:
-        task = asyncio.ensure_future(verb(self, *args, **kwargs))
-        self.running.add(task)
-        task.add_done_callback(self.running.discard)
-        return await asyncio.shield(task)
-
-    return run
-
-
-class SessionManager(SessionReader):
+class SessionManager(SessionHolder):
     """Sessions and their checkpoints in one namespace of one store. In memory, unless it is given a store."""
 
     def __init__(
@@ -72,15 +62,24 @@ class SessionManager(SessionReader):
         *,
         store: Store | None = None,
         max_state_bytes: int = codec.MAX_STATE,
+        worker_beat: float = 5.0,
+        worker_ttl: float = 20.0,
+        max_block: float = 300.0,
     ) -> None:
         if redis_client is not None or db_pool is not None:
             raise InvalidInput(
                 "redis_client, db_pool", "this version has memory and SQLite only; use saveslot.open(url)"
             )
-        super().__init__(store or MemoryStore(), namespace)
+        super().__init__(
+            store or MemoryStore(),
+            namespace,
+            max_state_bytes,
+            worker_beat=worker_beat,
+            worker_ttl=worker_ttl,
+            max_block=max_block,
+        )
         self.session_ttl_hours = session_ttl_hours
-        self.running: set[asyncio.Future[Any]] = set()
-        self._limit = max_state_bytes
+        self.keeper = Keeper(self, self.cleanup_stale_sessions, worker_beat)
         self._slots = Slots()
 
     async def __aenter__(self) -> Self:
@@ -90,10 +89,16 @@ class SessionManager(SessionReader):
         await self.close()
 
     async def close(self) -> None:
-        """Finish the writes under way, then let the store go."""
+        """Finish the writes under way, then let the store go. What is still held is an orphan at once."""
+        await self.keeper.stop()
         if self.running:
             await asyncio.wait(self.running)
+        await self._leave()
         await self._store.close()
+
+    async def stats(self) -> Data:
+        """Sessions of this namespace by state, agent type and owner; the whole store; this worker and its keeper."""
+        return {**await super().stats(), "worker": self.worker, "keeper": self.keeper.stats}
 
     # Sessions
 
@@ -155,6 +160,8 @@ class SessionManager(SessionReader):
             await self._settle(slot, session)
             seen = await self._check_seen(session, slot)
             staged = list(session.staged)
+            if slot.at.lease is not None and any(item.kind in OWNERS_ALONE for item in staged):
+                await self._check_free(slot)
             state = slot.at.state
             for item in staged:
                 state = follow(state, VERBS[item.kind])
@@ -178,7 +185,7 @@ class SessionManager(SessionReader):
                     draft.lifecycle(item.kind, cp.name, cp.data, at=at, append_id=item.append_id)
             if draft.group.entries:
                 draft.become(state)
-                draft.group.heartbeat = True
+                draft.group.heartbeat = slot.at.lease is None  # only its owner says that a session lives
                 _took(session, slot, draft, await self._append(slot, draft))
             else:
                 await self._beat(session, slot)
@@ -190,14 +197,14 @@ class SessionManager(SessionReader):
             self._slots.forget(slot)
             outcome = Outcome.MISSING if head is None else Outcome.CONFLICT
             raise refusal(session.session_id, Verdict(outcome, head=head and head.last), slot.at.seq)
-        [beaten] = await self._store.beat([slot.key])
+        [beaten] = await self._store.beat([(slot.key, None)])
         if beaten:
             session.last_heartbeat = moment(beaten)
 
     async def refresh(self, session: AgentSession) -> AgentSession:
         """Take in what others wrote, in place. What was staged stays staged, and so do your changes to its dicts."""
         head = await self._met(session)
-        fresh = self._session(head)
+        fresh = self._lookup.session(head)
         stored = await self._checkpoints(head, None)
         seen, base = 0, dict[str, bytes]()
         if session.seen is not None:
@@ -219,12 +226,12 @@ class SessionManager(SessionReader):
         """The head of a session value's log, for its manager too."""
         slot = self._slots.get(session.session_id)
         if slot is None:
-            head = await self._existing(session.session_id)
+            head = await self._lookup.existing(session.session_id)
         else:
             async with slot.lock:
                 with suppress(Conflict):  # a write in doubt lost; what was staged still is
                     await self._settle(slot, session)
-                head = await self._existing(session.session_id)
+                head = await self._lookup.existing(session.session_id)
                 self._slots.renew(slot, head)
         if session.seen is not None and session.seen.key != head.row.key:
             raise NotFound(f"session {session.session_id} was deleted and created anew; read the new one (get_session)")
@@ -234,7 +241,7 @@ class SessionManager(SessionReader):
     async def delete_session(self, id: str) -> bool:
         """Soft: its log stays as the audit trail, behind a tombstone. True if it was there."""
         while True:
-            head = await self._head(id)
+            head = await self._lookup.head(id)
             self._slots.forget(self._slots.get(id))
             if head is None:
                 return False
@@ -300,55 +307,30 @@ class SessionManager(SessionReader):
         With a session value it follows what that value has seen; with an id, what this manager has: `Conflict` when
         someone else wrote meanwhile.
         """
-        as_name(name, "name")
-        if (data is not None) + (append is not None) + (patch is not None) > 1:
-            raise InvalidInput("checkpoint", "give data, append or patch, not several of them")
+        save = Save(name, data, metadata, append, patch).checked()
         value, session_id = _named(session)
         slot = self._slots.get(session_id)
-        if slot is not None and slot.ready and (value is None or _current(value, slot)):
+        if slot is not None and slot.ready and slot.at.lease is None and (value is None or _current(value, slot)):
             # Nothing is awaited before the write is on its way, so a cancellation can only abandon the answer: the
             # slot remembers the write and asks what became of it. Saves a task and a shield, 11 us.
-            return await self._checkpoint(value, session_id, name, data, metadata, append, patch)
-        return await self._settled_checkpoint(value, session_id, name, data, metadata, append, patch)
+            return await self._checkpoint(value, session_id, save)
+        return await self._settled_checkpoint(value, session_id, save)
 
-    async def _checkpoint(
-        self,
-        session: AgentSession | None,
-        session_id: str,
-        name: str,
-        data: Data | None,
-        metadata: Data | None,
-        append: Mapping[str, Sequence[Any]] | None,
-        patch: Sequence[Mapping[str, Any]] | None,
-    ) -> Checkpoint:
+    async def _checkpoint(self, session: AgentSession | None, session_id: str, save: Save) -> Checkpoint:
         slot = self._slots.get(session_id) or await self._slot(session_id)
         async with slot.lock:
             before = await self._settle(slot, session) if slot.doubtful else None
             if session is not None:
                 await self._check_seen(session, slot)
+            if slot.at.lease is not None:
+                await self._check_free(slot)
             follow(slot.at.state, "checkpoint")
-            state = slot.at.data or await slot.load_data()
-            draft = slot.draft()
-            draft.author = session
-            if append is not None or patch is not None:
-                asked, path = (append, "append") if patch is None else (patch, "patch")
-                about = codec.encode(metadata, "metadata", self._limit)[0]
-                draft.request = (name, codec.encode(asked, path, self._limit)[0], about)
-            if before is not None and draft.request is not None and before.request == draft.request:
-                return before.landed(before.group.entries[-1], Checkpoint)
-            if patch is not None:
-                append = _as_append(state, patch)
-            if append is not None:
-                draft.appended(name, dict(append), metadata)
-            elif patch is not None:
-                draft.checkpoint(name, difference.patched(state.value(), patch), metadata)
-            else:
-                draft.checkpoint(name, _whole(data), metadata)
-            if before is not None and _repeats(draft.group.entries[-1], before.group.entries[-1]):
-                return before.landed(before.group.entries[-1], Checkpoint)
-            await self._append(slot, draft)
+            draft = await drafted(slot, save, before)
+            if draft is not before:
+                draft.author = session
+                await self._append(slot, draft)
             made = draft.landed(draft.group.entries[-1], Checkpoint)
-            if session is not None:
+            if session is not None and draft is not before:
                 _show(session, slot, made)
             return made
 
@@ -365,18 +347,13 @@ class SessionManager(SessionReader):
         async with slot.lock:
             draft = await self._settle(slot, session)
             if draft is None or draft.request != ("rollback", to) or not _follows(draft, session):
-                head = await self._existing(session_id)
+                head = await self._lookup.existing(session_id)
                 slot.meet(head)
                 if session is not None:
                     await self._check_seen(session, slot)
-                state = follow(slot.at.state, "rollback")
-                target = await self._entry(head, to)
-                data = await self._data_entry(head, target)
-                draft = slot.draft()
-                draft.request = ("rollback", to)  # a retry is the same once more: for `~1` the log looks another now
-                draft.rollback("session_rolled_back", data, {"to": f"{session_id}:{target.seq}", "name": target.name})
-                draft.group.heartbeat = state is not slot.at.state
-                draft.become(state)
+                if slot.at.lease is not None:
+                    await self._check_free(slot)
+                draft = await self._lookup.rollback(slot, head, to)
                 await self._append(slot, draft)
             made = await self.get_checkpoint(session_id, draft.at.seq)
             if session is not None:
@@ -387,11 +364,11 @@ class SessionManager(SessionReader):
     @settled
     async def fork(self, id: str, at: str | int = "latest", session_id: str | None = None) -> AgentSession:
         """A new session that goes on from a checkpoint of this one, whatever became of this one."""
-        head = await self._existing(id)
+        head = await self._lookup.existing(id)
         data: Entry | None = None
         if at != "latest" or head.last.data_seq:
-            data = await self._data_entry(head, await self._entry(head, at))
-        source = self._session(head)
+            data = await self._lookup.data_entry(head, await self._lookup.entry(head, at))
+        source = self._lookup.session(head)
         session = AgentSession(
             session_id=fresh_id() if session_id is None else session_id,
             agent_type=source.agent_type,
@@ -433,7 +410,7 @@ class SessionManager(SessionReader):
         slot = self._slots.get(as_name(session_id, "session_id"))
         if slot is not None:
             return slot
-        head = await self._existing(session_id)
+        head = await self._lookup.existing(session_id)
         slot = self._slots.get(session_id)  # another caller may have been quicker
         if slot is None:
             slot = Slot(self._store, session_id, head.row.key, Point.of(head), self._limit)
@@ -443,6 +420,12 @@ class SessionManager(SessionReader):
     async def _append(self, slot: Slot, draft: Draft) -> Verdict:
         try:
             return await slot.append(draft)
+        except Conflict as exc:
+            if any(entry.kind in OWNERS_ALONE for entry in draft.group.entries):
+                head = await self._lookup.head(slot.session_id)
+                if head is not None and head.row.lease is not None:
+                    raise await self._lookup.held(head) from exc
+            raise
         finally:
             if slot.refused:
                 self._slots.forget(slot)
@@ -463,13 +446,23 @@ class SessionManager(SessionReader):
             _took(session, slot, draft, verdict)
         return draft
 
+    async def _check_free(self, slot: Slot) -> None:
+        """While a session is held only its holder saves; what this manager knows of that may be old."""
+        head = await self._lookup.existing(slot.session_id)
+        if head.row.lease is not None:
+            self._slots.renew(slot, head)
+            raise await self._lookup.held(head)
+        if head.last.append_id != slot.at.append_id:
+            self._slots.renew(slot, head)
+            raise refusal(slot.session_id, Verdict(Outcome.CONFLICT, head=head.last), slot.at.seq)
+
     async def _check_seen(self, session: AgentSession, slot: Slot) -> Seen:
         """What the session value has seen, or `Conflict` when it is not the newest."""
         seen = session.seen
         if seen is None:
             raise Conflict(f"session {session.session_id}: this value was not read from the store; refresh it first")
         if slot.at.append_id != seen.append_id:
-            head = await self._head(session.session_id)
+            head = await self._lookup.head(session.session_id)
             if head is None or head.row.key != seen.key:
                 self._slots.renew(slot, head)
                 raise unknown(session.session_id, self.namespace)
@@ -492,21 +485,6 @@ def _about(session: AgentSession) -> Data:
         "metadata": as_data(session.metadata, "metadata"),
         "labels": as_labels(session.labels),
     }
-
-
-def _as_append(state: codec.State, patch: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]] | None:
-    """A patch that only adds to the ends of lists costs the addition; None for any other."""
-    items = difference.appended_items(patch)
-    lists = items is not None and all(state.texts.get(key, b"")[:1] == b"[" for key in items)
-    return items if lists else None
-
-
-def _whole(data: Any) -> Data:
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise InvalidInput("data", f"must be a dict, not {type(data).__name__}")
-    return cast("Data", data)
 
 
 def _seen(slot: Slot, before: Seen | None) -> Seen:
@@ -550,12 +528,6 @@ def _took(session: AgentSession, slot: Slot, draft: Draft, verdict: Verdict) -> 
     session.seen = _seen(slot, session.seen)
     if verdict.heartbeat:
         session.last_heartbeat = moment(verdict.heartbeat)
-
-
-def _repeats(entry: Entry, before: Entry) -> bool:
-    """True for the same checkpoint once more: the caller's retry of one whose outcome it did not learn."""
-    same = entry.name == before.name and entry.note == before.note
-    return same and entry.frame is None and before.kind in DATA_KINDS
 
 
 def _merged(before: Data, mine: Data, theirs: Data) -> Data:

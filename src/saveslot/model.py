@@ -217,6 +217,12 @@ class Kind(IntEnum):
     CLEARED = 10  # hides older checkpoints: its note names them
     THINNED = 11  # a checkpoint that hides older ones, of which there were too many
     SKIPPED = 12  # nothing; an import kept a later number
+    TAKEN = 13  # someone holds the session from here on: fence + 1, a new lease
+    CLAIMED = 14  # the same, from a worker that died
+    RELEASED = 15
+    STEP_STARTED = 16
+    STEP_FINISHED = 17
+    STEP_FAILED = 18
 
     @property
     def label(self) -> str:
@@ -227,7 +233,12 @@ class Kind(IntEnum):
 # What carries the agent's data, what hides some of that, and what a history shows unless it is asked for everything.
 DATA_KINDS = frozenset({Kind.CHECKPOINT, Kind.ROLLBACK, Kind.THINNED})
 HIDING_KINDS = frozenset({Kind.CLEARED, Kind.THINNED})
-SHOWN_KINDS = frozenset(Kind) - {Kind.UPDATED, Kind.TOMBSTONE, Kind.CLEARED, Kind.SKIPPED}
+TAKING_KINDS = frozenset({Kind.TAKEN, Kind.CLAIMED})
+OWNER_KINDS = TAKING_KINDS | {Kind.RELEASED}
+STEP_KINDS = frozenset({Kind.STEP_STARTED, Kind.STEP_FINISHED, Kind.STEP_FAILED})
+SHOWN_KINDS = frozenset(Kind) - {Kind.UPDATED, Kind.TOMBSTONE, Kind.CLEARED, Kind.SKIPPED} - OWNER_KINDS - STEP_KINDS
+# What leaves the session's row as it is: one row written, not two.
+PLAIN_KINDS = STEP_KINDS | {Kind.CHECKPOINT}
 
 VERBS = {
     Kind.CHECKPOINT: "checkpoint",
@@ -258,6 +269,14 @@ class Seen:
     about: dict[str, bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who holds a session, and for how many seconds more; with 0 left it is dead, and the session an orphan."""
+
+    worker: str
+    left: float
+
+
 @dataclass
 class AgentSession:
     """One agent's session. Its verbs check the transition at once and stage; `update_session` stores what is staged."""
@@ -274,6 +293,7 @@ class AgentSession:
     checkpoints: list[SessionCheckpoint] = field(default_factory=list[SessionCheckpoint])
     seen: Seen | None = field(default=None, init=False, repr=False, compare=False)
     staged: list[Staged] = field(default_factory=list[Staged], init=False, repr=False, compare=False)
+    owner: Owner | None = field(default=None, init=False, repr=False, compare=False)  # as of reading
 
     def __post_init__(self) -> None:
         as_name(self.session_id, "session_id")

@@ -30,6 +30,9 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
         namespace: str | None = None,
         session_ttl_hours: float = 24,
         max_state_bytes: int = codec.MAX_STATE,
+        worker_beat: float = 5.0,
+        worker_ttl: float = 20.0,
+        max_block: float = 300.0,
     ) -> None:
         told = located(url, hot, namespace)
         if "hot" in told:
@@ -39,6 +42,9 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
             "namespace": told["namespace"].value,
             "session_ttl_hours": session_ttl_hours,
             "max_state_bytes": max_state_bytes,
+            "worker_beat": worker_beat,
+            "worker_ttl": worker_ttl,
+            "max_block": max_block,
         }
         self._manager: SessionManager | None = None
 

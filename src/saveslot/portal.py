@@ -132,6 +132,10 @@ class Resident(Generic[T]):
             )
         return self._portal.run(verb(self.value))
 
+    def part(self, value: R) -> Part[R]:
+        """Something else that lives there, as long as this does."""
+        return Part(self, value)
+
     def each(self, verb: Callable[[T], AsyncIterator[R]]) -> Iterator[R]:
         """What the async iterator yields, one at a time; leaving the loop that reads it closes it."""
         iterator: AsyncIterator[Any] | None = None
@@ -158,6 +162,15 @@ class Resident(Generic[T]):
         if self._portal is _current and self._closing.detach() is not None:
             close = self._portal.residents.pop(self._token)
             self._portal.run(close())
+
+
+class Part(Generic[T]):
+    def __init__(self, whole: Resident[Any], value: T) -> None:
+        self.value = value
+        self._whole = whole
+
+    def run(self, verb: Callable[[T], Coroutine[Any, Any, R]]) -> R:
+        return self._whole.run(lambda _: verb(self.value))
 
 
 def _forget(where: Portal, token: object) -> None:

@@ -15,7 +15,7 @@ from saveslot import codec
 from saveslot.codec.frame import PATCH
 from saveslot.errors import Conflict, Corrupt, HistoryLost, LeaseLost, NotFound, SaveslotError
 from saveslot.lifecycle import SessionState
-from saveslot.log import Entry, Group, Head, Outcome, Row, Verdict
+from saveslot.log import Entry, Group, Head, Outcome, Row, Verdict, Worker
 from saveslot.model import DATA_KINDS, Data, Kind, as_data
 from saveslot.stores import Store
 from saveslot.timeline import C, Range, Timeline, merged, needed, note_of
@@ -23,6 +23,8 @@ from saveslot.timeline import C, Range, Timeline, merged, needed, note_of
 # What a session is about: the dicts of its own, beside the agent's data.
 ABOUT: tuple[str, ...] = ("context", "metadata", "labels")
 ABOUT_KINDS = frozenset({Kind.CREATED, Kind.UPDATED})
+# What ends a session, or its agent's work: nobody holds it any more.
+ENDING_KINDS = frozenset({Kind.COMPLETED, Kind.FAILED, Kind.TOMBSTONE})
 
 
 class Point(NamedTuple):
@@ -116,6 +118,41 @@ class Draft:
         entry = self._entry(kind, name, at, append_id)
         entry.note = codec.note(data, "data", self._limit)
         self._add(entry)
+        if kind in ENDING_KINDS:
+            self._let_go(entry)
+
+    def take(self, kind: Kind, lease: bytes, worker: Worker, before: str) -> None:
+        """From here on the worker holds the session, under a new lease: whatever the former holder sends collides."""
+        entry = self._entry(kind, f"session_{kind.label}")
+        entry.note = codec.note({"worker": worker.name} | ({"from": before} if before else {}), "data")
+        entry.sign = kind is Kind.TAKEN  # who takes over a dead one's session says nothing about the session's agent
+        entry.lease, self.group.owner = lease, worker.id
+        self._add(entry, lease=lease)
+        self.raise_fence()
+
+    def raise_fence(self) -> None:
+        """With the newest entry the session has another owner."""
+        entry = self.group.entries[-1]
+        entry.fence += 1
+        self.at = self.at._replace(fence=entry.fence)
+
+    def release(self) -> None:
+        entry = self._entry(Kind.RELEASED, "session_released")
+        entry.sign = True
+        self._add(entry)
+        self._let_go(entry)
+
+    def step(
+        self, kind: Kind, name: str, note: Data, result: bytes | None = None, *, at: int = 0, sign: bool = True
+    ) -> None:
+        """A journaled step: the note tells which, the frame holds its result."""
+        entry = self._entry(kind, name, at)
+        entry.note, entry.frame, entry.sign = codec.note(note, "step", self._limit), result, sign
+        self._add(entry)
+
+    def _let_go(self, entry: Entry) -> None:
+        entry.lease = None
+        self.at = self.at._replace(lease=None)
 
     def hide(self, ranges: Iterable[Range]) -> None:
         """Let the newest entry, a checkpoint, hide older ones: they are gone in the same step that stores it."""
@@ -186,8 +223,9 @@ class Slot:
         self.timeline = Timeline(session_id, [])  # the frames of the newest state
         self.lock = Turns()  # one append of a session at a time; the next one builds on it
         self.refused = False
+        self.mine: int | None = None  # the fence under which its user holds the session, if so
         self.counted = 0  # its weight when it was last weighed
-        self._limit = limit
+        self.limit = limit
         self._store = store
         self._pending: Draft | None = None
 
@@ -221,7 +259,7 @@ class Slot:
             self.key, self.at, self.refused = head.row.key, Point.of(head), False
 
     def draft(self) -> Draft:
-        return Draft(self.key, self.at, self._limit)
+        return Draft(self.key, self.at, self.limit)
 
     async def append(self, draft: Draft) -> Verdict:
         """Land the draft and move on, or raise. After an unknown outcome `settle` sends the same entries again."""
@@ -237,7 +275,7 @@ class Slot:
                 draft.timelines[entry.seq] = self.timeline
             return verdict
         self.refused = True
-        raise refusal(self.session_id, verdict, draft.group.entries[0].seq - 1)
+        raise refusal(self.session_id, verdict, draft.group.entries[0].seq - 1, self.mine)
 
     async def settle(self) -> tuple[Draft, Verdict] | None:
         """Send again what nobody knows the fate of; what it was, if there was any."""
@@ -288,12 +326,12 @@ def rebuilt(session_id: str, entry: Entry, frames: list[Entry]) -> codec.State:
         raise Corrupt(where, exc.reason) from exc
 
 
-def refusal(session_id: str, verdict: Verdict, seen: int) -> SaveslotError:
-    """The error that a verdict stands for."""
+def refusal(session_id: str, verdict: Verdict, seen: int, mine: int | None = None) -> SaveslotError:
+    """The error that a verdict stands for, to someone who holds the session under the fence `mine`, or to another."""
     match verdict.outcome:
         case Outcome.MISSING:
             return NotFound(f"session {session_id} was deleted; create it again to start anew")
-        case Outcome.FENCED:
+        case Outcome.FENCED if mine is not None and not _only_ended(verdict.head, mine):
             return LeaseLost(f"session {session_id} was taken over by another worker; stop working on it")
         case Outcome.LOST:
             return HistoryLost(
@@ -309,6 +347,11 @@ def refusal(session_id: str, verdict: Verdict, seen: int) -> SaveslotError:
                 seen=seen,
                 head=0 if head is None else head.seq,
             )
+
+
+def _only_ended(head: Entry | None, fence: int) -> bool:
+    """True when nobody took the session over: someone ended it, and with it the lease."""
+    return head is not None and head.fence == fence and head.lease is None
 
 
 def creation(row: Row, draft: Draft) -> Group:

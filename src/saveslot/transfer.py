@@ -18,7 +18,19 @@ from typing import Any, NoReturn, cast
 from saveslot import codec, difference
 from saveslot.errors import Corrupt, InvalidInput
 from saveslot.log import Entry, micros, moment
-from saveslot.model import DATA_KINDS, HIDING_KINDS, AgentSession, Data, Kind, as_data, as_labels, as_name, as_time
+from saveslot.model import (
+    DATA_KINDS,
+    HIDING_KINDS,
+    STEP_KINDS,
+    TAKING_KINDS,
+    AgentSession,
+    Data,
+    Kind,
+    as_data,
+    as_labels,
+    as_name,
+    as_time,
+)
 from saveslot.slot import ABOUT, ABOUT_KINDS, Draft
 from saveslot.timeline import Range, Timeline, hidden_by, note_of
 
@@ -63,6 +75,8 @@ class Exporter:
                 told["metadata"] = note
         elif note or entry.kind not in ABOUT_KINDS | HIDING_KINDS:
             told["data"] = note
+        if entry.kind is Kind.STEP_FINISHED and entry.frame is not None:
+            told["result"] = codec.read_note(entry.frame)
         if entry.kind in HIDING_KINDS:
             told["hides"] = hidden_by(entry, f"{self._session_id}:{entry.seq}")
         if entry.kind in ABOUT_KINDS:
@@ -146,8 +160,13 @@ def _fill_one(draft: Draft, told: Data, seq: int, state: Data | None) -> Data | 
         parts = {part: as_data(about[part], part) for part in ABOUT}
         entry = draft.about({**parts, "labels": as_labels(parts["labels"])}, kind=kind, name=name, at=at)
         entry.note = codec.note(as_data(told["data"], "data"), "data") if told.get("data") else None
+    elif kind in STEP_KINDS:
+        result = codec.note(told["result"], "result") if "result" in told else None
+        draft.step(kind, name, as_data(told.get("data"), "data"), result, at=at, sign=False)
     else:
         draft.lifecycle(kind, name, as_data(told.get("data"), "data"), at=at)
+        if kind in TAKING_KINDS:  # it was taken by somebody elsewhere; here nobody holds it
+            draft.raise_fence()
     return state
 
 

@@ -137,6 +137,7 @@ def test_every_error_has_its_exit_code():
         "corrupt": 1,
         "history_lost": 1,
         "step_unknown": 1,
+        "step_failed": 1,
         "unavailable": 6,
     }
 

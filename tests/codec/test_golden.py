@@ -208,7 +208,7 @@ def test_format_md_names_every_column_and_kind() -> None:
     database = apsw.Connection(":memory:")
     for script in sorted((ROOT / "src/saveslot/stores/sql").glob("sqlite_*.sql")):
         database.execute(script.read_text())
-    for table in ("checkpoints", "sessions"):
+    for table in ("checkpoints", "sessions", "workers"):
         columns = [row[0] for row in database.execute("select name from pragma_table_info(?)", (table,))]
         section = FORMAT.partition(f"### `{table}`")[2].partition("\n#")[0]
         assert re.findall(r"^\| `(\w+)`", section, re.MULTILINE) == columns

@@ -11,9 +11,9 @@ class TestMemory(StoreConformance):
         self.stores: dict[Path, MemoryStore] = {}
 
     async def open(self, folder: Path, clock: Clock) -> Store:
-        return self.stores.setdefault(folder, MemoryStore(clock))
+        return self.stores.setdefault(folder, MemoryStore(clock, clock.uptime))
 
 
 class TestSqlite(StoreConformance):
     async def open(self, folder: Path, clock: Clock) -> Store:
-        return await SqliteStore.open(str(folder / "store.db"), clock)
+        return await SqliteStore.open(str(folder / "store.db"), clock, uptime=lambda: ("this boot", clock.uptime()))

@@ -348,7 +348,7 @@ async def everything_hot(store: SqliteStore) -> None:
     await store.entries(pen.key)
     await store.entries(pen.key, [(2, 3)], frames=False)
     await store.entries(pen.key, kinds=frozenset({Kind.CHECKPOINT}), name="step", newest=1)
-    await store.beat([pen.key])
+    await store.beat([(pen.key, None)])
     await store.empty(pen.key, [2])
     filters: list[dict[str, Any]] = [
         {}, {"state": "active"}, {"agent_type": "x"}, {"user_id": "u"}, {"labels": {"a": "b"}}, {"text": "h"},

@@ -216,7 +216,7 @@ async def test_a_disk_that_stays_full(path: str) -> None:
         with pytest.raises(Unavailable, match="disk is full"):
             await store.append([group])
         with pytest.raises(Unavailable, match="disk is full"):
-            await store.beat([pen.key])
+            await store.beat([(pen.key, None)])
         assert len(await store.entries(pen.key)) == 1
     disk.heal()
     assert await sent(store, [group]) == [Outcome.APPENDED]

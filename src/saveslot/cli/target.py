@@ -8,9 +8,9 @@ from typing import NamedTuple
 from saveslot import refs
 from saveslot.cli.exits import Misuse
 from saveslot.cli.words import age
+from saveslot.lookup import unknown
 from saveslot.manager import SessionManager
 from saveslot.model import AgentSession
-from saveslot.reading import unknown
 
 # How many an ambiguous prefix lists.
 LISTED = 10

@@ -10,7 +10,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from saveslot.errors import InvalidInput
-from saveslot.log import Counts, Entry, Event, Group, Head, Place, Query, Ref, Row, Verdict
+from saveslot.log import Counts, Entry, Event, Group, Head, Place, Query, Ref, Row, Sign, Verdict, Worker
 
 
 class Store(Protocol):
@@ -41,8 +41,12 @@ class Store(Protocol):
 
     async def count(self, query: Query) -> Counts: ...
 
-    async def beat(self, keys: Sequence[bytes]) -> list[int]:
-        """Mark sessions as alive now; the times, 0 for one that is unknown, deleted or ended."""
+    async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
+        """Mark sessions as alive now, and the worker; the times, the worker's last.
+
+        0 for a session that is unknown, deleted, ended or held under another lease, and for a worker that others have
+        declared dead. May be called from another event loop than everything else: a worker beats from a thread.
+        """
         ...
 
     async def events(
@@ -77,7 +81,14 @@ async def open_store(url: str) -> Store:
         from saveslot.stores.sqlite import SqliteStore
 
         return await SqliteStore.open(sqlite_path(url))
-    known = "memory:, sqlite:///file.db"
+    if scheme in {"postgresql", "postgres"}:
+        try:
+            from saveslot.stores.postgres import PostgresStore
+        except ModuleNotFoundError:
+            raise InvalidInput("url", "PostgreSQL needs a driver: pip install 'saveslot[postgres]'") from None
+
+        return await PostgresStore.open(url)
+    known = "memory:, sqlite:///file.db, postgresql://user@host/database"
     raise InvalidInput("url", f"{scheme if rest else url!r} names no store that this version knows; use {known}")
 
 

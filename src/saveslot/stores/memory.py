@@ -20,7 +20,9 @@ from saveslot.log import (
     Query,
     Ref,
     Row,
+    Sign,
     Verdict,
+    Worker,
     feed_number,
     judged,
     moment,
@@ -32,9 +34,22 @@ def clock() -> int:
     return time.time_ns() // 1000
 
 
+def uptime() -> int:
+    return time.monotonic_ns() // 1000
+
+
+class _Crewman(msgspec.Struct):
+    name: str
+    expires: int  # by the clock that never jumps
+    beaten: int  # by the one that people read
+    dead: bool = False
+
+
 class MemoryStore:
-    def __init__(self, clock: Callable[[], int] = clock) -> None:
+    def __init__(self, clock: Callable[[], int] = clock, uptime: Callable[[], int] = uptime) -> None:
         self._clock = clock
+        self._uptime = uptime
+        self._workers: dict[bytes, _Crewman] = {}
         self._rows: dict[bytes, Row] = {}
         self._deleted: set[bytes] = set()
         self._ids: dict[tuple[str, str], bytes] = {}
@@ -69,7 +84,9 @@ class MemoryStore:
                 return self._landed(group)
             if row is None or not free:
                 return Verdict(outcome, head=self._last(group.key))
-            if group.only_stale and max(row.heartbeat, log[-1].alive) >= self._clock() - group.only_stale:
+            if group.only_stale and self._alive(row) >= self._clock() - group.only_stale:
+                return Verdict(outcome, head=self._last(group.key))
+            if group.only_orphan is not None and not self._bury(row.owner, group.only_orphan):
                 return Verdict(outcome, head=self._last(group.key))
         self._write(group)
         verdict = self._landed(group)
@@ -98,6 +115,9 @@ class MemoryStore:
         row.labels = row.labels if group.labels is None else dict(group.labels)
         row.heartbeat = now if group.heartbeat else row.heartbeat
         row.fence, row.lease = log[-1].fence, log[-1].lease
+        row.owner = None if row.lease is None else group.owner or row.owner
+        if row.owner is not None:  # one that never said that it lives does not
+            self._workers.setdefault(row.owner, _Crewman("", 0, 0, dead=True))
         if group.delete:
             self._deleted.add(group.key)
             del self._ids[row.namespace, row.session_id]
@@ -122,7 +142,7 @@ class MemoryStore:
         key = ref if isinstance(ref, bytes) else self._ids.get(ref)
         if key is None or key not in self._rows or key in self._deleted:
             return None
-        return Head(_copy(self._rows[key]), msgspec.structs.replace(self._logs[key][-1], frame=None))
+        return Head(self._shown(self._rows[key]), msgspec.structs.replace(self._logs[key][-1], frame=None))
 
     async def entries(
         self,
@@ -154,7 +174,7 @@ class MemoryStore:
         else:
             found.sort(key=lambda row: (row.created_at, row.key), reverse=True)
             found = [row for row in found if after is None or (row.created_at, row.key) < after]
-        return [_copy(row) for row in found[:limit]]
+        return [self._shown(row) for row in found[:limit]]
 
     async def count(self, query: Query) -> Counts:
         self._check_open()
@@ -165,6 +185,8 @@ class MemoryStore:
         for row in self._matching(query):
             counts.states[row.state] = counts.states.get(row.state, 0) + 1
             counts.agent_types[row.agent_type] = counts.agent_types.get(row.agent_type, 0) + 1
+            counts.held += row.owner is not None
+            counts.orphaned += self._orphaned(row.owner, 0)
         return counts
 
     def _matching(self, query: Query) -> list[Row]:
@@ -174,19 +196,54 @@ class MemoryStore:
             for key, row in self._rows.items()
             if key not in self._deleted
             and _matches(row, query)
-            and (cutoff is None or max(row.heartbeat, self._logs[key][-1].alive) < cutoff)
+            and (cutoff is None or self._alive(row) < cutoff)
+            and (query.orphan_for is None or self._orphaned(row.owner, query.orphan_for))
         ]
 
-    async def beat(self, keys: Sequence[bytes]) -> list[int]:
-        self._check_open()
-        return [self._beat(key) for key in keys]
+    def _alive(self, row: Row) -> int:
+        """The newest sign of life: the session's own, its last entry's or its owner's."""
+        owner = self._workers.get(row.owner or b"")
+        return max(row.heartbeat, self._logs[row.key][-1].alive, 0 if owner is None else owner.beaten)
 
-    def _beat(self, key: bytes) -> int:
+    def _orphaned(self, owner: bytes | None, patience: int) -> bool:
+        worker = self._workers.get(owner or b"")
+        return worker is not None and (worker.dead or worker.expires + patience <= self._uptime())
+
+    def _bury(self, owner: bytes | None, patience: int) -> bool:
+        """Let an owner be dead whose time ran out; True if it is."""
+        if owner is None or not self._orphaned(owner, patience):
+            return False
+        self._workers[owner].dead = True
+        return True
+
+    def _shown(self, row: Row) -> Row:
+        worker = self._workers.get(row.owner or b"")
+        if worker is None:
+            return _copy(row)
+        left = 0 if worker.dead else max(0, worker.expires - self._uptime())
+        return msgspec.structs.replace(_copy(row), worker=worker.name, left=left)
+
+    async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
+        self._check_open()
+        beaten = [self._beat(key, lease) for key, lease in signs]
+        return beaten if worker is None else [*beaten, self._beat_worker(worker)]
+
+    def _beat(self, key: bytes, lease: bytes | None) -> int:
         row = self._rows.get(key)
-        if row is None or key in self._deleted or row.state not in {"active", "paused"}:
+        if row is None or key in self._deleted or row.state not in {"active", "paused"} or row.lease != lease:
             return 0
         row.heartbeat = self._clock()
         return row.heartbeat
+
+    def _beat_worker(self, worker: Worker) -> int:
+        now = self._clock()
+        if worker.first:
+            self._workers.setdefault(worker.id, _Crewman(worker.name, 0, now))
+        row = self._workers.get(worker.id)
+        if row is None or row.dead:
+            return 0
+        row.expires, row.beaten, row.dead = self._uptime() + worker.ttl, now, not worker.ttl
+        return now
 
     async def events(
         self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
@@ -257,4 +314,6 @@ def _matches(row: Row, query: Query) -> bool:
         and (query.created_before is None or row.created_at < query.created_before)
         and (query.text is None or any(_lower(query.text) in _lower(text) for text in texts))
         and (query.prefix is None or row.session_id.startswith(query.prefix))
+        and (query.owner is None or row.owner == query.owner)
+        and not (query.unowned and row.owner is not None)
     )

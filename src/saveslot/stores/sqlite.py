@@ -11,7 +11,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import apsw
 import msgspec
@@ -28,15 +28,17 @@ from saveslot.log import (
     Query,
     Ref,
     Row,
+    Sign,
     Verdict,
+    Worker,
     feed_number,
     judged,
     moment,
 )
-from saveslot.model import Kind
+from saveslot.model import PLAIN_KINDS, Kind
 from saveslot.stores.memory import clock
 from saveslot.stores.readers import Readers
-from saveslot.stores.sqlite_file import connect, prepared, snapshot, translated
+from saveslot.stores.sqlite_file import Uptime, connect, prepared, since_boot, snapshot, translated
 from saveslot.stores.writer import Writer
 
 T = TypeVar("T")
@@ -53,7 +55,11 @@ TOGETHER = 64
 
 _HEADER = "seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq, recipe, digest, note"
 _SIZE = "coalesce(length(frame), 0) + coalesce(length(note), 0)"
-_ROW = "key, namespace, id, agent_type, user_id, state, created_at, heartbeat, fence, lease, body, labels"
+_COLUMNS = "key, namespace, id, agent_type, user_id, state, created_at, heartbeat, fence, lease, body, labels, owner"
+# ?1 and ?2: the machine's boot and its clock. A dead owner has nothing left.
+_ROW = f"""
+select {_COLUMNS}, coalesce(name, ''), case when boot = ?1 and not dead then max(0, expires - ?2) else 0 end
+from sessions {{}} left join workers on worker = owner"""  # noqa: S608
 
 # The guard is the join: the entry before must be there, carry `prev`, and be no tombstone.
 _FOLLOW = """
@@ -77,18 +83,28 @@ insert into checkpoints (key, seq, append_id, kind, name, at, alive, fence, leas
                          recipe, digest, note, frame)
 values (?1, ?2, ?3, ?4, ?5, ?6, coalesce(?7, 0), ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)"""
 _CREATE = f"""
-insert into sessions ({_ROW}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict do nothing"""  # noqa: S608
+insert into sessions ({_COLUMNS}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, null) on conflict do nothing"""  # noqa: S608
 _PROJECT = """
 update sessions set state = coalesce(?2, state), body = coalesce(?3, body), labels = coalesce(?4, labels),
-  heartbeat = coalesce(?5, heartbeat), deleted_at = ?6, fence = ?7, lease = ?8
+  heartbeat = coalesce(?5, heartbeat), deleted_at = ?6, fence = ?7, lease = ?8,
+  owner = case when ?8 is null then null else coalesce(?9, owner) end
 where key = ?1"""
+# An owner that never said that it lives, or so long ago that its row is gone, does not.
+_UNHEARD = "insert into workers values (?, '', '', 0, 0, 1) on conflict do nothing"
+# Workers that may be declared dead: the boot, how long ago their time must have run out, the clock.
+_GONE = "(dead or boot <> ? or expires + ? <= ?)"
+# A worker that crashed and owns nothing leaves a row that nobody needs: gone after an hour.
+_LEFTOVER = 3600 * 1_000_000
 
 
 class SqliteStore:
-    def __init__(self, path: str, clock: Callable[[], int] = clock, vfs: str | None = None) -> None:
+    def __init__(
+        self, path: str, clock: Callable[[], int] = clock, vfs: str | None = None, uptime: Uptime | None = None
+    ) -> None:
         self._path = path
         self._clock = clock
         self._vfs = vfs
+        self._uptime = uptime or since_boot
         self._local = threading.local()
         self._connections: list[apsw.Connection] = []
         self._readers = Readers(READERS)
@@ -97,8 +113,10 @@ class SqliteStore:
         self._closed = False
 
     @classmethod
-    async def open(cls, path: str, clock: Callable[[], int] = clock, vfs: str | None = None) -> SqliteStore:
-        store = cls(path, clock, vfs)
+    async def open(
+        cls, path: str, clock: Callable[[], int] = clock, vfs: str | None = None, uptime: Uptime | None = None
+    ) -> SqliteStore:
+        store = cls(path, clock, vfs, uptime)
         try:
             await store._read(lambda _: None)  # the first reader makes the file, or brings it up to date
         except BaseException:
@@ -181,8 +199,8 @@ class SqliteStore:
         if group.create is not None:
             landed = self._begin(connection, group, group.create, now)
         else:
-            stale = not group.only_stale or self._stale(connection, group, now - group.only_stale)
-            landed = stale and self._follow(connection, group, group.entries, group.prev, now)
+            allowed = self._allowed(connection, group, now)
+            landed = allowed and self._follow(connection, group, group.entries, group.prev, now)
         if not landed:
             return self._verdict(connection, group)
         last = group.entries[-1]
@@ -190,8 +208,15 @@ class SqliteStore:
         if not _plain(group):
             labels = None if group.labels is None else _labels_text(group.labels)
             deleted_at = now if group.delete else None
-            values = (group.key, group.state, group.body, labels, heartbeat or None, deleted_at, last.fence, last.lease)
-            connection.execute(_PROJECT, values)
+            connection.execute(
+                _PROJECT,
+                (
+                    *(group.key, group.state, group.body, labels, heartbeat or None, deleted_at),
+                    *(last.fence, last.lease, group.owner),
+                ),
+            )
+            if group.owner is not None:
+                connection.execute(_UNHEARD, (group.owner,))
         if group.create is not None:
             heartbeat = heartbeat or group.create.heartbeat or now
         return Verdict(Outcome.APPENDED, [entry.time(now) for entry in group.entries], heartbeat=heartbeat)
@@ -221,12 +246,26 @@ class SqliteStore:
             prev = entry.append_id
         return True
 
-    def _stale(self, connection: apsw.Connection, group: Group, cutoff: int) -> bool:
-        sql = """
-            select heartbeat < ?2 and (select alive from checkpoints where key = ?1 and seq = ?3) < ?2
-            from sessions where key = ?1"""
-        found = connection.execute(sql, (group.key, cutoff, group.entries[0].seq - 1)).fetchone()
-        return bool(found and found[0])
+    def _allowed(self, connection: apsw.Connection, group: Group, now: int) -> bool:
+        """The guards that look at more than the entry before."""
+        if group.only_stale:
+            sql = """
+                select max(heartbeat, (select alive from checkpoints where key = ?1 and seq = ?2), coalesce(beaten, 0))
+                from sessions indexed by sqlite_autoindex_sessions_1 left join workers on worker = owner
+                where key = ?1"""
+            alive = connection.execute(sql, (group.key, group.entries[0].seq - 1)).get
+            if alive is None or alive >= now - group.only_stale:
+                return False
+        if group.only_orphan is not None:
+            # The worker is dead from here on: a dead one is never renewed, so nobody takes a session from the living.
+            # Unless the entry will not land: then nobody was taken from.
+            boot, up = self._uptime()
+            sql = f"""
+                update workers set dead = 1 where worker = (select owner from sessions where key = ?1) and {_GONE}
+                and (select append_id from checkpoints where key = ?1 order by seq desc limit 1) = ?"""  # noqa: S608
+            connection.execute(sql, (group.key, boot, group.only_orphan, up, group.prev))
+            return bool(connection.changes())
+        return True
 
     def _verdict(self, connection: apsw.Connection, group: Group) -> Verdict:
         first = group.entries[0]
@@ -236,8 +275,8 @@ class SqliteStore:
             if here == first.append_id:
                 return self._already(connection, group)
             return Verdict(Outcome.CONFLICT, head=None if head is None else head.last)
-        row = _row(connection, group.key, deleted=True)
-        gone = row is not None and _row(connection, group.key) is None
+        row = self._row(connection, group.key, deleted=True)
+        gone = row is not None and self._row(connection, group.key) is None
         here = _append_id(connection, group.key, first.seq)
         before = _append_id(connection, group.key, first.seq - 1)
         outcome = judged(group, here, before, row, deleted=gone)
@@ -249,22 +288,37 @@ class SqliteStore:
         first, last = group.entries[0].seq, group.entries[-1].seq
         sql = "select at from checkpoints where key = ? and seq between ? and ? order by seq"
         times = [at for (at,) in connection.execute(sql, (group.key, first, last))]
-        row = _row(connection, group.key, deleted=True)
+        row = self._row(connection, group.key, deleted=True)
         return Verdict(Outcome.ALREADY, times, heartbeat=0 if row is None else row.heartbeat)
 
-    async def beat(self, keys: Sequence[bytes]) -> list[int]:
+    async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
         def work(connection: apsw.Connection) -> list[int]:
             now = self._clock()
             beaten: list[int] = []
             sql = """
                 update sessions set heartbeat = ?
-                where key = ? and deleted_at is null and state in ('active', 'paused')"""
-            for key in keys:
-                connection.execute(sql, (now, key))
+                where key = ? and lease is ? and deleted_at is null and state in ('active', 'paused')"""
+            for key, lease in signs:
+                connection.execute(sql, (now, key, lease))
                 beaten.append(now if connection.changes() else 0)
-            return beaten
+            return beaten if worker is None else [*beaten, self._beat_worker(connection, worker, now)]
 
-        return await self._write(work)
+        if worker is None:
+            return await self._write(work)
+        self._check_open()
+        with translated(self._path):
+            return await self._writer.post(work)
+
+    def _beat_worker(self, connection: apsw.Connection, worker: Worker, now: int) -> int:
+        boot, up = self._uptime()
+        if worker.first:
+            idle = "not exists (select 1 from sessions where owner = worker and deleted_at is null)"
+            connection.execute(f"delete from workers where {_GONE} and {idle}", (boot, _LEFTOVER, up))  # noqa: S608
+            row = (worker.id, worker.name, boot, 0, now, 0)
+            connection.execute("insert into workers values (?, ?, ?, ?, ?, ?) on conflict do nothing", row)
+        sql = "update workers set boot = ?, expires = ?, beaten = ?, dead = ? where worker = ? and not dead"
+        connection.execute(sql, (boot, up + worker.ttl, now, not worker.ttl, worker.id))
+        return now if connection.changes() else 0
 
     async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
         def work(connection: apsw.Connection) -> int:
@@ -295,9 +349,20 @@ class SqliteStore:
     def _head(self, connection: apsw.Connection, ref: Ref) -> Head | None:
         # A row must never be older than the entry beside it.
         with snapshot(connection):
-            row = _row(connection, ref)
+            row = self._row(connection, ref)
             last = None if row is None else _last(connection, row.key)
             return None if row is None or last is None else Head(row, last)
+
+    def _row(self, connection: apsw.Connection, ref: Ref, *, deleted: bool = False) -> Row | None:
+        # INDEXED BY: statistics of a table that was tiny once would make this a scan for ever.
+        by_key = isinstance(ref, bytes)
+        index = "sqlite_autoindex_sessions_1" if by_key else "sessions_by_id"
+        where = "key = ?3" if by_key else "namespace = ?3 and id = ?4"
+        living = "" if deleted else " and deleted_at is null"
+        values = (*self._uptime(), ref) if by_key else (*self._uptime(), *ref)
+        sql = f"{_ROW.format(f'indexed by {index}')} where {where}{living}"
+        found = connection.execute(sql, values).fetchone()
+        return None if found is None else _to_row(found)
 
     async def entries(
         self,
@@ -330,25 +395,36 @@ class SqliteStore:
         return await self._read(work)
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
-        where, values = _where(query, self._clock())
+        uptime = self._uptime()
+        where, values = _where(query, self._clock(), uptime)
         stale = query.stale_for is not None
         column, order, compare = ("heartbeat", "asc", ">") if stale else ("created_at", "desc", "<")
         if after is not None:
             where += f" and ({column}, key) {compare} (?, ?)"
             values += after
-        sql = f"select {_ROW} from sessions where {where} order by {column} {order}, key {order} limit ?"  # noqa: S608
-        return await self._read(lambda c: [_to_row(row) for row in c.execute(sql, (*values, limit))])
+        # Few are held by any one worker, and few workers are dead.
+        owned = query.owner is not None or query.orphan_for is not None
+        rows = _ROW.format("indexed by sessions_by_owner" if owned else "")
+        sql = f"{rows} where {where} order by {column} {order}, key {order} limit ?"
+        return await self._read(lambda c: [_to_row(row) for row in c.execute(sql, (*uptime, *values, limit))])
 
     async def count(self, query: Query) -> Counts:
-        where, values = _where(query, self._clock())
+        boot, up = self._uptime()
+        where, values = _where(query, self._clock(), (boot, up))
 
         def work(connection: apsw.Connection) -> Counts:
             by_state = f"select state, count(*) from sessions where {where} group by state"  # noqa: S608
             by_type = f"select agent_type, count(*) from sessions where {where} group by agent_type"  # noqa: S608
+            owned = f"""
+                select count(*), total({_GONE}) from sessions indexed by sessions_by_owner
+                join workers on worker = owner where {where} and owner is not null"""  # noqa: S608
             with snapshot(connection):
+                held, orphaned = cast("list[Any]", connection.execute(owned, (boot, 0, up, *values)).get)
                 return Counts(
                     states=dict(connection.execute(by_state, values)),
                     agent_types=dict(connection.execute(by_type, values)),
+                    held=held,
+                    orphaned=int(orphaned),
                     entries=connection.execute("select count(*) from checkpoints").get,
                     stored_bytes=connection.pragma("page_count") * connection.pragma("page_size"),
                 )
@@ -417,18 +493,9 @@ def _entry(row: Any) -> Entry:
 
 
 def _to_row(row: Any) -> Row:
-    *columns, labels = row
-    return Row(*columns, labels=msgspec.json.decode(labels, type=dict[str, str]))
-
-
-def _row(connection: apsw.Connection, ref: Ref, *, deleted: bool = False) -> Row | None:
-    # INDEXED BY: statistics of a table that was tiny once would make this a scan for ever.
-    by_key = isinstance(ref, bytes)
-    where = "where key = ?" if by_key else "indexed by sessions_by_id where namespace = ? and id = ?"
-    living = "" if deleted else " and deleted_at is null"
-    values = (ref,) if by_key else ref
-    found = connection.execute(f"select {_ROW} from sessions {where}{living}", values).fetchone()  # noqa: S608
-    return None if found is None else _to_row(found)
+    *columns, labels, owner, worker, left = row
+    told = msgspec.json.decode(labels, type=dict[str, str])
+    return Row(*columns, labels=told, owner=owner, worker=worker, left=left)
 
 
 def _last(connection: apsw.Connection, key: bytes) -> Entry | None:
@@ -440,7 +507,11 @@ def _last(connection: apsw.Connection, key: bytes) -> Entry | None:
 def _plain(group: Group) -> bool:
     """True for checkpoints alone, which leave the session's row as it is: one row written, not two."""
     told = group.heartbeat or group.state or group.body is not None or group.labels is not None
-    return not told and all(entry.kind == Kind.CHECKPOINT for entry in group.entries)
+    return not told and all(entry.kind in PLAIN_KINDS for entry in group.entries)
+
+
+def _guarded(group: Group) -> bool:
+    return bool(group.only_stale) or group.only_orphan is not None
 
 
 def _light(group: Group) -> bool:
@@ -448,7 +519,7 @@ def _light(group: Group) -> bool:
     return (
         len(group.entries) == 1
         and group.create is None
-        and not group.only_stale
+        and not _guarded(group)
         and _plain(group)
         and len(group.entries[0].frame or b"") <= LARGE
     )
@@ -462,7 +533,7 @@ def _labels_text(labels: dict[str, str]) -> str:
     return msgspec.json.encode(labels).decode()
 
 
-def _where(query: Query, now: int) -> tuple[str, list[Any]]:
+def _where(query: Query, now: int, uptime: tuple[str, int]) -> tuple[str, list[Any]]:
     parts, values = ["namespace = ?", "deleted_at is null"], list[Any]([query.namespace])
 
     def add(part: str, *more: Any) -> None:
@@ -490,5 +561,12 @@ def _where(query: Query, now: int) -> tuple[str, list[Any]]:
     if query.stale_for is not None:
         cutoff = now - query.stale_for
         last = "(select c.alive from checkpoints c where c.key = sessions.key order by c.seq desc limit 1)"
-        add(f"heartbeat < ? and {last} < ?", cutoff, cutoff)
+        owner = "coalesce((select beaten from workers where worker = owner), 0)"
+        add(f"heartbeat < ? and {last} < ? and {owner} < ?", cutoff, cutoff, cutoff)
+    if query.orphan_for is not None:
+        add(f"owner in (select worker from workers where {_GONE})", uptime[0], query.orphan_for, uptime[1])  # noqa: S608
+    if query.owner is not None:
+        add("owner = ?", query.owner)
+    if query.unowned:
+        add("owner is null")
     return " and ".join(parts), values

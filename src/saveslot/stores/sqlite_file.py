@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import apsw
@@ -78,6 +79,25 @@ class translated:  # noqa: N801  (reads as a verb)
                 raise Unavailable(f"{self._path}: {exc}; nothing was acknowledged; retry") from exc
             case _:
                 return
+
+
+Uptime = Callable[[], tuple[str, int]]  # which boot of which machine, and microseconds since
+
+
+def since_boot() -> tuple[str, int]:
+    """A clock that nobody sets and that all processes of a machine share; it goes on while the machine sleeps."""
+    return _boot(), time.clock_gettime_ns(_CLOCK) // 1000
+
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+@cache
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""  # not Linux: a worker that died with its machine seems alive until the clock has caught up
 
 
 def migrations() -> list[Path]:

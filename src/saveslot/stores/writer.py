@@ -54,10 +54,12 @@ class Writer:
         self._connect = connect
         self._connection: apsw.Connection | None = None
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()  # two event loops may have the first job
         self._told = told  # called in the event loop after each commit
         self._carried_out = carried_out
         self._forming: Batch = []
-        self._queue: SimpleQueue[tuple[asyncio.AbstractEventLoop, Batch] | None] = SimpleQueue()
+        # Loop, jobs, and 1 if they are counted in `_waiting`.
+        self._queue: SimpleQueue[tuple[asyncio.AbstractEventLoop, Batch, int] | None] = SimpleQueue()
         self._waiting = 0  # batches handed to the thread and not yet answered
         self._baton = threading.Lock()  # who has it may use the connection
         self._quick = False  # the last commit was; the first one opens the file
@@ -82,6 +84,13 @@ class Writer:
             loop.call_soon(self._send, loop)
         return answer
 
+    def post(self, work: Work) -> asyncio.Future[Any]:
+        """The same from any event loop, while the one that this store lives in may stand still."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        self._hand_over(loop, [Job(work, answer, single=False, heavy=True)], 0)
+        return answer
+
     async def close(self) -> None:
         """Finish what was submitted, then let the file go."""
         loop = asyncio.get_running_loop()
@@ -98,14 +107,15 @@ class Writer:
         batch, self._forming = self._forming, []
         self._lone = len(batch) == 1
         if batch and not (self._lone and self._here(batch, loop)):
-            self._hand_over(batch, loop)
+            self._waiting += 1
+            self._hand_over(loop, batch, 1)
 
-    def _hand_over(self, batch: Batch, loop: asyncio.AbstractEventLoop) -> None:
-        self._waiting += 1
-        self._queue.put((loop, batch))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="saveslot-writer", daemon=True)
-            self._thread.start()
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, batch: Batch, counted: int) -> None:
+        self._queue.put((loop, batch, counted))
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="saveslot-writer", daemon=True)
+                self._thread.start()
 
     def _turn(self) -> None:
         self._turned = True
@@ -121,14 +131,16 @@ class Writer:
         if isinstance(results[0][2], apsw.BusyError):
             return False
         self._answer(results)
+        self._told()
         if self._wal_pages >= self._next_checkpoint:
-            self._hand_over([], loop)
+            self._waiting += 1
+            self._hand_over(loop, [], 1)
         return True
 
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:
-            loop, batch = first
-            loops = [loop]
+            loop, batch, counted = first
+            loops = {loop: counted}
             last = False
             while len(batch) < MAX_BATCH:
                 try:
@@ -138,21 +150,27 @@ class Writer:
                 if more is None:
                     last = True
                     break
-                batch = batch + more[1]
-                loops.append(more[0])
+                loop, jobs, counted = more
+                batch = batch + jobs
+                loops[loop] = loops.get(loop, 0) + counted
             with self._baton:
                 results = self._committed(batch, patience=PATIENCE) if batch else []
                 if self._connection is not None and self._wal_pages >= self._next_checkpoint:
                     self._checkpoint(self._connection)
-            for loop in set(loops):  # each caller in its own loop: another's may be closed
+            for loop, counted in loops.items():  # each caller in its own loop: another's may be closed
                 mine = [result for result in results if result[0].get_loop() is loop]
-                if not _told(loop, self._answer, mine, loops.count(loop)):
-                    self._waiting -= loops.count(loop)
+                if not _told(loop, self._answered, mine, counted):
+                    self._waiting -= counted
             if last:
                 return
 
-    def _answer(self, results: list[Result], batches: int = 0) -> None:
-        self._waiting -= batches
+    def _answered(self, results: list[Result], counted: int) -> None:
+        self._answer(results)
+        if counted:  # else it was posted, from a loop in which nobody waits for news
+            self._waiting -= counted
+            self._told()
+
+    def _answer(self, results: list[Result]) -> None:
         for answer, value, exc in results:
             if answer.done():
                 continue  # cancelled: the caller went away
@@ -160,7 +178,6 @@ class Writer:
                 answer.set_result(value)
             else:
                 answer.set_exception(exc)
-        self._told()
 
     def _committed(self, batch: Batch, patience: float) -> list[Result]:
         """All jobs in one transaction; if that fails, each in its own, so that one bad job harms no other."""

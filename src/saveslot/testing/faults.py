@@ -344,9 +344,9 @@ class AliveNotCarried(MemoryStore):
 class EndedOnesBeat(MemoryStore):
     """A session that has ended is kept alive."""
 
-    def _beat(self, key: bytes) -> int:
+    def _beat(self, key: bytes, lease: bytes | None) -> int:
         row = self._rows.get(key)
-        if row is None or key in self._deleted:
+        if row is None or key in self._deleted or row.lease != lease:
             return 0
         row.heartbeat = self._clock()
         return row.heartbeat

@@ -8,23 +8,34 @@ from itertools import count
 from os import urandom
 from typing import Any
 
-from saveslot.log import Entry, Group, Row
+from saveslot.log import Entry, Group, Row, Worker
 from saveslot.model import Kind, fresh_key
 
 SECOND = 1_000_000
 
 
 class Clock:
-    """Microseconds since 1970 that move only when told to, in either direction."""
+    """Two clocks that move only when told to: microseconds since 1970, which may jump either way, and `uptime`."""
 
     def __init__(self, at: int = 1_800_000_000 * SECOND) -> None:
         self.at = at
+        self.up = 1_000_000 * SECOND
 
     def __call__(self) -> int:
         return self.at
 
+    def uptime(self) -> int:
+        """Microseconds by the clock that nobody sets."""
+        return self.up
+
     def jump(self, seconds: float) -> None:
+        """Somebody sets the clock that people read."""
         self.at += int(seconds * SECOND)
+
+    def go(self, seconds: float) -> None:
+        """Time goes by."""
+        self.at += int(seconds * SECOND)
+        self.up += int(seconds * SECOND)
 
 
 _payloads = count(1)
@@ -69,9 +80,17 @@ class Pen:
     def delete(self) -> Group:
         return self.group(kind=Kind.TOMBSTONE, name="session_deleted", frame=None, whole={"delete": True})
 
-    def take_over(self) -> Group:
-        """Take the session from whoever holds it: itself an entry, with a new lease and the next fence."""
-        return self.group(kind=Kind.RESUMED, name="claimed", frame=None, fence=self.fence + 1, lease=self.new_id())
+    def take_over(self, worker: Worker | None = None, *, orphan: int | None = None) -> Group:
+        """Take the session from whoever holds it: itself an entry, with a new lease and the next fence.
+
+        `orphan`: only if the owner's time ran out so many microseconds ago.
+        """
+        kind, name = (Kind.TAKEN, "session_taken") if orphan is None else (Kind.CLAIMED, "session_claimed")
+        whole = {"owner": worker and worker.id, "only_orphan": orphan}
+        return self.group(kind=kind, name=name, frame=None, fence=self.fence + 1, lease=self.new_id(), whole=whole)
+
+    def release(self) -> Group:
+        return self.group(kind=Kind.RELEASED, name="session_released", frame=None, lease=None)
 
     def saw(self, group: Group) -> None:
         """Go on behind this group. A pipelining writer does so before the store has answered."""

@@ -32,6 +32,7 @@ create table sessions (
   heartbeat  integer not null,
   fence      integer not null,
   lease      blob,
+  owner      blob, -- the worker that holds it
   labels     text    not null,
   deleted_at integer,
   body       blob    not null
@@ -43,3 +44,15 @@ create index sessions_by_state        on sessions (namespace, state, created_at,
 create index sessions_by_agent_type   on sessions (namespace, agent_type, created_at, key) where deleted_at is null;
 create index sessions_by_user         on sessions (namespace, user_id, created_at, key) where deleted_at is null;
 create index sessions_by_heartbeat    on sessions (namespace, state, heartbeat, key) where deleted_at is null;
+create index sessions_by_owner        on sessions (owner) where owner is not null and deleted_at is null;
+
+-- One row a process that holds sessions. It says every few seconds that it lives; when `expires` has passed, by the clock
+-- of the machine's boot (one that nobody sets), others may take over what it owns. A dead one is never renewed.
+create table workers (
+  worker  blob    primary key,
+  name    text    not null,
+  boot    text    not null,
+  expires integer not null,
+  beaten  integer not null,
+  dead    integer not null
+) without rowid;

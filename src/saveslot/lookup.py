@@ -1,0 +1,172 @@
+"""How sessions, their entries and their states are found: from an id or a ref to what the log holds there."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from saveslot import codec, refs
+from saveslot.errors import LeaseHeld, NotFound
+from saveslot.lifecycle import SessionState, follow
+from saveslot.log import Entry, Head, moment
+from saveslot.model import (
+    DATA_KINDS,
+    HIDING_KINDS,
+    SHOWN_KINDS,
+    TAKING_KINDS,
+    AgentSession,
+    Checkpoint,
+    Kind,
+    Owner,
+    Seen,
+    as_name,
+    now,
+)
+from saveslot.slot import ABOUT, ABOUT_KINDS, Draft, Slot
+from saveslot.stores import Store
+from saveslot.timeline import Range, Timeline, needed, shown
+
+
+class Lookup:
+    """One namespace of one store, to look things up in."""
+
+    def __init__(self, store: Store, namespace: str) -> None:
+        self.store = store
+        self.namespace = namespace
+
+    async def head(self, session_id: str) -> Head | None:
+        [head] = await self.store.heads([(self.namespace, as_name(session_id, "session_id"))])
+        return head
+
+    async def existing(self, session_id: str) -> Head:
+        head = await self.head(session_id)
+        if head is None:
+            raise unknown(session_id, self.namespace)
+        return head
+
+    async def entry(self, head: Head, ref: str | int) -> Entry:
+        """The entry that a ref names, without its frame."""
+        session_id = head.row.session_id
+        match refs.parse(ref, session_id):
+            case refs.Number(seq):
+                found = await self.shown(head, None, within=(seq, seq))
+            case refs.Latest(0) if head.last.kind in DATA_KINDS:
+                found = [head.last]
+            case refs.Latest(back):
+                found = await self.shown(head, DATA_KINDS, newest=back + 1)
+                found = found if len(found) == back + 1 else []
+            case refs.Named(name):
+                found = await self.shown(head, SHOWN_KINDS, name=name, newest=1)
+        if not found:
+            raise NotFound(
+                f"session {session_id} has no checkpoint {ref!r}; history() and `saveslot log` list what it has"
+            )
+        return found[0]
+
+    async def checkpoint(self, session_id: str, ref: str | int) -> Checkpoint:
+        head = await self.existing(session_id)
+        entry = await self.entry(head, ref)
+        return (await self.timeline(head, needed([entry]))).checkpoint(entry, Checkpoint)
+
+    async def rollback(self, slot: Slot, head: Head, to: str | int) -> Draft:
+        """The entry that goes back to what an older one held."""
+        state = follow(slot.at.state, "rollback")
+        target = await self.entry(head, to)
+        data = await self.data_entry(head, target)
+        draft = slot.draft()
+        draft.request = ("rollback", to)  # a retry is the same once more: for `~1` the log looks another now
+        told = {"to": f"{slot.session_id}:{target.seq}", "name": target.name}
+        draft.rollback("session_rolled_back", data, told)
+        draft.group.heartbeat = state is not slot.at.state
+        draft.become(state)
+        return draft
+
+    async def data_entry(self, head: Head, entry: Entry) -> Entry | None:
+        """The entry that holds the agent's data as of `entry`; None before the first checkpoint."""
+        if entry.kind in DATA_KINDS:
+            return entry
+        if not entry.data_seq:
+            return None
+        found = await self.shown(head, None, within=(entry.data_seq, entry.data_seq))
+        if not found:
+            where = f"{head.row.session_id}:{entry.seq}"
+            raise NotFound(f"the agent's data as of {where} was thinned or cleared; history() lists what is left")
+        return found[0]
+
+    async def shown(
+        self,
+        head: Head,
+        kinds: frozenset[Kind] | None,
+        *,
+        within: Range | None = None,
+        name: str | None = None,
+        newest: int | None = None,
+    ) -> list[Entry]:
+        """Entries as of that head that nothing hides, without their frames; `newest` the last n of them."""
+        key, session_id, last = head.row.key, head.row.session_id, head.last.seq
+        reach = within or (1, last)
+        if kinds is not None and within is name is newest is None:
+            found = await self.store.entries(key, [reach], kinds=kinds | HIDING_KINDS, frames=False)
+            return shown([e for e in found if e.kind in kinds], found, session_id)
+        found = await self.store.entries(key, [reach], kinds=kinds, name=name, newest=newest, frames=False)
+        if not found or found[0].seq >= last:
+            return found
+        # Only a later entry can hide one.
+        hiding = await self.store.entries(key, [(found[0].seq + 1, last)], kinds=HIDING_KINDS, frames=False)
+        left = shown(found, hiding, session_id)
+        if newest is not None and len(left) < len(found):
+            left = await self.shown(head, kinds, within=reach, name=name)
+            left = left[max(0, len(left) - newest) :]
+        return left
+
+    async def state_at(self, session_id: str, ref: str | int) -> codec.State:
+        """The agent's data as of a ref; one that reads as another session's checkpoint id is looked up there."""
+        other = refs.elsewhere(ref)
+        if other is not None and other[0] != session_id and (head := await self.head(other[0])) is not None:
+            ref = other[1]
+        else:
+            head = await self.existing(session_id)
+        data = await self.data_entry(head, await self.entry(head, ref))
+        if data is None:
+            return codec.State()
+        return (await self.timeline(head, needed([data]))).state(data)
+
+    async def timeline(self, head: Head, ranges: list[Range], *, data: bool = True, since: int = 0) -> Timeline:
+        kinds = DATA_KINDS if data else ABOUT_KINDS
+        frames = await self.store.entries(head.row.key, ranges, kinds=kinds) if ranges else []
+        return Timeline(head.row.session_id, frames, since)
+
+    def session(self, head: Head) -> AgentSession:
+        row, last = head.row, head.last
+        told = codec.read_note(row.body)
+        texts = {part: codec.encode(told[part], part)[0] for part in ABOUT}
+        session = AgentSession(
+            row.session_id,
+            row.agent_type,
+            row.user_id,
+            SessionState(row.state),
+            moment(row.created_at),
+            moment(max(row.heartbeat, last.alive)),
+            told["context"],
+            told["metadata"],
+            told["labels"],
+        )
+        session.seen = Seen(row.key, last.seq, last.append_id, texts)
+        session.owner = None if row.lease is None else Owner(row.worker, row.left / 1_000_000)
+        return session
+
+    async def held(self, head: Head) -> LeaseHeld:
+        """The error for whoever wants to save in a session that somebody else holds."""
+        row = head.row
+        [taken] = await self.store.entries(row.key, kinds=TAKING_KINDS, newest=1, frames=False)
+        since, until = moment(taken.at), now() + timedelta(microseconds=row.left)
+        hint = f"until {until:%H:%M:%S} at least" if row.left else "it is silent: soon others may take over"
+        return LeaseHeld(
+            f"session {row.session_id} is held by {row.worker or 'a worker unknown'} since {since.isoformat()}; {hint}",
+            owner=row.worker,
+            since=since.isoformat(),
+            until=until.isoformat(),
+        )
+
+
+def unknown(session_id: str, namespace: str) -> NotFound:
+    return NotFound(f"no session {session_id} in namespace {namespace}; find() and `saveslot ls` list what is there")

@@ -1,0 +1,430 @@
+"""PostgreSQL: many machines on one log. Group commit in two lanes, one statement a batch, a verdict for each group.
+
+No session state is kept in a connection, so transaction pooling works. Times are the database's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+
+from saveslot.errors import InvalidInput, Unavailable
+from saveslot.log import (
+    Counts,
+    Entry,
+    Event,
+    Group,
+    Head,
+    Outcome,
+    Place,
+    Query,
+    Ref,
+    Row,
+    Sign,
+    Verdict,
+    Worker,
+    judged,
+    moment,
+)
+from saveslot.model import PLAIN_KINDS, Kind
+from saveslot.stores import postgres_statements as sql
+from saveslot.stores.batches import Batches
+from saveslot.stores.postgres_server import Connection, Server
+
+# Other processes' appends are seen within this time; our own wake a watcher at once.
+POLL = 0.05
+# A group that met neither its like nor a reason is sent again: its rival was rolled back.
+TRIES = 5
+# A worker that crashed and owns nothing leaves a row that nobody needs: gone after an hour.
+LEFTOVER = 3600 * 1_000_000
+
+
+class PostgresStore:
+    def __init__(
+        self, url: str, clock: Callable[[], int] | None = None, uptime: Callable[[], int] | None = None
+    ) -> None:
+        self._server = Server(url)
+        self._clock, self._uptime = clock, uptime
+        self._batches = Batches(self._land)
+        self._news = asyncio.Event()
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls, url: str, clock: Callable[[], int] | None = None, uptime: Callable[[], int] | None = None
+    ) -> PostgresStore:
+        store = cls(url, clock, uptime)
+        await store._server.open()
+        return store
+
+    def _sql(self, statement: str) -> str:
+        return statement.replace("{s}", self._server.schema)
+
+    def _times(self) -> list[int | None]:
+        return [None if clock is None else clock() for clock in (self._clock, self._uptime)]
+
+    async def _fetch(self, statement: str, *values: Any) -> list[Any]:
+        self._check_open()
+        told = self._sql(statement)
+        return await self._server.run(lambda connection: connection.fetch(told, *values))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("this store is closed; open it again")
+
+    # Writing
+
+    async def append(self, groups: Sequence[Group]) -> list[Verdict]:
+        self._check_open()
+        return await self._batches.append(groups)
+
+    async def _land(self, groups: list[Group]) -> list[Verdict]:
+        """One statement for each sort of group; who did not land is told why, in a new snapshot."""
+        verdicts: dict[int, Verdict] = {}
+        for sort in (_creates, _plain, _changes, _guarded):
+            chosen = [n for n, group in enumerate(groups) if sort(group)]
+            if chosen:
+                found = await self._landed([groups[n] for n in chosen], sort)
+                verdicts.update(zip(chosen, found, strict=True))
+        self._news.set()
+        self._news = asyncio.Event()
+        return [verdicts[n] for n in range(len(groups))]
+
+    async def _landed(self, groups: list[Group], sort: Callable[[Group], bool]) -> list[Verdict]:
+        verdicts: dict[int, Verdict] = {}
+        left = list(enumerate(groups))
+        for _ in range(TRIES):
+            statement, values = _statement([group for _, group in left], sort)
+            rows = await self._fetch(statement, self._times(), *values)
+            times: dict[tuple[bytes, int], int] = {(key, seq): at for key, seq, at, _ in rows}
+            nows: dict[bytes, int] = {key: now for key, _, _, now in rows}
+            lost: list[tuple[int, Group]] = []
+            for n, group in left:
+                if group.key not in nows:
+                    lost.append((n, group))
+                    continue
+                found = [times[group.key, entry.seq] for entry in group.entries]
+                beaten = nows[group.key] if group.heartbeat or group.create is not None else 0
+                verdicts[n] = Verdict(Outcome.APPENDED, found, heartbeat=beaten)
+            looked = await self._looked([group for _, group in lost]) if lost else []
+            left = []
+            for (n, group), verdict in zip(lost, looked, strict=True):
+                if verdict is None:
+                    left.append((n, group))
+                else:
+                    verdicts[n] = verdict
+            if not left:
+                return [verdicts[n] for n in range(len(groups))]
+        raise Unavailable("some entries met rivals that never landed; retry")
+
+    async def _looked(self, groups: list[Group]) -> list[Verdict | None]:
+        """Why these did not land; None for one with no reason to be seen any more."""
+        firsts = [group.entries[0].seq for group in groups]
+        rows = await self._fetch(sql.LOOK, [group.key for group in groups], firsts)
+        verdicts: list[Verdict | None] = []
+        for group, (known, deleted, fence, lease, heartbeat, here, before, *header) in zip(groups, rows, strict=True):
+            head = None if header[0] is None else _entry(header)
+            if here == group.entries[0].append_id:
+                verdicts.append(await self._already(group, heartbeat or 0))
+            elif group.create is not None:
+                [taken] = await self.heads([(group.create.namespace, group.create.session_id)])
+                verdicts.append(None if taken is None and head is None else _conflict(taken))
+            else:
+                row = Row(group.key, "", "", fence=fence, lease=lease) if known else None
+                outcome = judged(group, here, before, row, deleted=deleted)
+                free = outcome is Outcome.CONFLICT and here is None and not _guarded(group)
+                verdicts.append(None if free else Verdict(outcome, head=head))
+        return verdicts
+
+    async def _already(self, group: Group, heartbeat: int) -> Verdict:
+        first, last = group.entries[0].seq, group.entries[-1].seq
+        found = "select at from {s}.checkpoints where key = $1 and seq between $2 and $3 order by seq"
+        rows = await self._fetch(found, group.key, first, last)
+        return Verdict(Outcome.ALREADY, [at for (at,) in rows], heartbeat=heartbeat)
+
+    async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
+        self._check_open()
+        beat = self._sql(sql.BEAT)
+
+        async def work(connection: Connection) -> list[int]:
+            beaten: dict[Sign, int] = {}
+            if signs:
+                keys, leases = [key for key, _ in signs], [lease for _, lease in signs]
+                rows = await connection.fetch(beat, self._times(), keys, leases)
+                beaten = {(key, lease): at for key, lease, at in rows}
+            times = [beaten.get(sign, 0) for sign in signs]
+            return times if worker is None else [*times, await self._beat_worker(connection, worker)]
+
+        return await self._server.run_beside(work)
+
+    async def _beat_worker(self, connection: Connection, worker: Worker) -> int:
+        times = self._times()
+        if worker.first:
+            await connection.execute(self._sql(sql.LEFTOVERS), times, LEFTOVER)
+            first = self._sql(sql.WORKER_FIRST)
+            return await connection.fetchval(first, times, worker.id, worker.name, worker.ttl) or 0
+        return await connection.fetchval(self._sql(sql.WORKER), times, worker.id, worker.ttl) or 0
+
+    async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
+        emptied = (
+            "update {s}.checkpoints set frame = null where key = $1 and seq = any($2) and frame is not null returning 1"
+        )
+        return len(await self._fetch(emptied, key, list(seqs)))
+
+    async def purge(self, key: bytes) -> int:
+        purged = """
+            with gone as (delete from {s}.sessions where key = $1 and deleted_at is not null returning key)
+            delete from {s}.checkpoints c using gone where c.key = gone.key returning 1"""
+        return len(await self._fetch(purged, key))
+
+    # Reading
+
+    async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
+        found: dict[Ref, Head] = {}
+        keys = [ref for ref in refs if isinstance(ref, bytes)]
+        names = [ref for ref in refs if not isinstance(ref, bytes)]
+        if keys:
+            for row in await self._fetch(sql.HEADS_BY_KEY, self._times(), keys):
+                head = _head(row)
+                found[head.row.key] = head
+        if names:
+            spaces, ids = [namespace for namespace, _ in names], [name for _, name in names]
+            for row in await self._fetch(sql.HEADS_BY_ID, self._times(), spaces, ids):
+                head = _head(row)
+                found[head.row.namespace, head.row.session_id] = head
+        return [found.get(ref) for ref in refs]
+
+    async def entries(
+        self,
+        key: bytes,
+        ranges: Sequence[tuple[int, int]] = ((1, 2**62),),
+        *,
+        kinds: frozenset[int] | None = None,
+        name: str | None = None,
+        newest: int | None = None,
+        frames: bool = True,
+    ) -> list[Entry]:
+        frame = "c.frame" if frames else "null::bytea"
+        columns = ", ".join(f"c.{column}" for column in sql.HEADER.split(", "))
+        found = f"""
+            select {columns}, {frame}, coalesce(length(c.frame), 0) + coalesce(length(c.note), 0)
+            from unnest($2::int8[], $3::int8[]) r(first, last)
+            join {{s}}.checkpoints c on c.key = $1 and c.seq between r.first and r.last
+              and ($4::int2[] is null or c.kind = any($4)) and ($5::text is null or c.name = $5)
+            order by c.seq desc limit $6"""  # noqa: S608
+        firsts, lasts = [first for first, _ in ranges], [last for _, last in ranges]
+        chosen = None if kinds is None else [int(kind) for kind in kinds]
+        rows = await self._fetch(found, key, firsts, lasts, chosen, name, newest)
+        return [_entry(row) for row in reversed(rows)]
+
+    async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
+        where, values = _where(query)
+        stale = query.stale_for is not None
+        column, order, compare = ("heartbeat", "asc", ">") if stale else ("created_at", "desc", "<")
+        if after is not None:
+            where += f" and (s.{column}, s.key) {compare} (${len(values) + 2}, ${len(values) + 3})"
+            values += after
+        page = f"order by s.{column} {order}, s.key {order} limit ${len(values) + 2}"
+        found = f"{sql.ROW} from {sql.OWNED} where {where} {page}"
+        return [_row(row) for row in await self._fetch(found, self._times(), *values, limit)]
+
+    async def count(self, query: Query) -> Counts:
+        where, values = _where(query)
+        counted = f"""
+            select s.state, s.agent_type, count(*), count(s.owner),
+              count(s.owner) filter (where w.dead or w.expires <= {sql.UP})
+            from {sql.OWNED} where {where} group by s.state, s.agent_type"""  # noqa: S608
+        whole = """
+            select (select count(*) from {s}.checkpoints), (
+              select sum(pg_total_relation_size(c.oid)) from pg_class c join pg_namespace n on n.oid = c.relnamespace
+              where n.nspname = $1 and c.relkind = 'r')::int8"""
+        counts = Counts()
+        for state, agent_type, many, held, orphaned in await self._fetch(counted, self._times(), *values):
+            counts.states[state] = counts.states.get(state, 0) + many
+            counts.agent_types[agent_type] = counts.agent_types.get(agent_type, 0) + many
+            counts.held += held
+            counts.orphaned += orphaned
+        [(counts.entries, counts.stored_bytes)] = await self._fetch(whole, self._server.schema)
+        return counts
+
+    async def events(
+        self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
+    ) -> tuple[list[Event], str]:
+        end = time.monotonic() + wait
+        if after is None:
+            [(horizon,)] = await self._fetch(sql.EVENTS_END)
+            start = (int(horizon), b"", 0)
+        else:
+            start = _place(after)
+        while True:
+            news = self._news
+            rows = await self._fetch(sql.EVENTS, str(start[0]), start[1], start[2], limit)
+            found: list[Event] = []
+            for tx, owner, seq, kind, name, at, session_id, space in rows:
+                start = (tx, owner, seq)
+                if space == namespace and key in {None, owner}:
+                    found.append(Event(_cursor(start), session_id, seq, Kind(kind).label, name, moment(at)))
+            left = end - time.monotonic()
+            full = len(rows) == limit  # and none for us: ours may lie right behind it
+            if found or (left <= 0 and not full):
+                return found, _cursor(start)
+            if not full:
+                try:
+                    await asyncio.wait_for(news.wait(), min(POLL, left))
+                except TimeoutError:
+                    continue
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._batches.close()
+            await self._server.close()
+
+
+def _creates(group: Group) -> bool:
+    return group.create is not None
+
+
+def _guarded(group: Group) -> bool:
+    return group.create is None and (bool(group.only_stale) or group.only_orphan is not None)
+
+
+def _plain(group: Group) -> bool:
+    """True for checkpoints and steps alone, which leave the session's row as it is."""
+    told = group.heartbeat or group.state or group.body is not None or group.labels is not None
+    return not (_creates(group) or _guarded(group) or told) and all(e.kind in PLAIN_KINDS for e in group.entries)
+
+
+def _changes(group: Group) -> bool:
+    return not (_creates(group) or _guarded(group) or _plain(group))
+
+
+def _statement(groups: list[Group], sort: Callable[[Group], bool]) -> tuple[str, list[list[Any]]]:
+    columns: list[list[Any]] = [[] for _ in range(17)]
+    for group in groups:
+        signed = accumulate((entry.sign for entry in group.entries), lambda a, b: a or b)
+        for entry, alive in zip(group.entries, signed, strict=True):
+            first = entry is group.entries[0]
+            for column, value in zip(
+                columns,
+                (
+                    *(
+                        group.key,
+                        entry.seq,
+                        entry.append_id,
+                        group.prev if first else None,
+                        int(entry.kind),
+                        entry.name,
+                    ),
+                    *(entry.at, alive, entry.fence, entry.lease, entry.data_seq, entry.about_seq, entry.recipe),
+                    *(entry.digest, entry.note, entry.frame, first),
+                ),
+                strict=True,
+            ):
+                column.append(value)
+    if sort is _plain:
+        return sql.PLAIN, columns
+    rows = [_created(group) if sort is _creates else _changed(group) for group in groups]
+    statement = sql.CREATE if sort is _creates else sql.GUARDED if sort is _guarded else sql.CHANGING
+    return statement, [*columns, *(list(column) for column in zip(*rows, strict=True))]
+
+
+def _changed(group: Group) -> tuple[Any, ...]:
+    labels = None if group.labels is None else msgspec.json.encode(group.labels).decode()
+    return (
+        *(group.key, group.state, group.body, labels, group.heartbeat, group.delete, group.owner),
+        *(group.only_stale or None, group.only_orphan, group.entries[0].seq - 1, group.prev),
+    )
+
+
+def _created(group: Group) -> tuple[Any, ...]:
+    row, last = group.create or Row(group.key, "", ""), group.entries[-1]
+    return (
+        *(row.key, row.namespace, row.session_id, row.agent_type, row.user_id, group.state or row.state),
+        *(row.created_at or None, None if group.heartbeat else row.heartbeat or None, last.fence, last.lease),
+        *(row.body if group.body is None else group.body, msgspec.json.encode(group.labels or row.labels).decode()),
+    )
+
+
+def _conflict(head: Head | None) -> Verdict:
+    return Verdict(Outcome.CONFLICT, head=None if head is None else head.last)
+
+
+def _entry(row: Sequence[Any]) -> Entry:
+    seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq, recipe, digest, note, frame, size = row
+    return Entry(
+        seq, append_id, Kind(kind), name, at, False, alive, fence, lease, data_seq, about_seq,  # noqa: FBT003
+        recipe, digest, note, frame, size,
+    )  # fmt: skip
+
+
+def _row(row: Sequence[Any]) -> Row:
+    *columns, labels, owner, worker, left = row
+    told = msgspec.json.decode(labels, type=dict[str, str])
+    return Row(*columns, labels=told, owner=owner, worker=worker, left=left)
+
+
+def _head(row: Any) -> Head:
+    columns = tuple(row)
+    return Head(_row(columns[:15]), _entry(columns[15:]))
+
+
+def _cursor(place: tuple[int, bytes, int]) -> str:
+    return f"{place[0]}:{place[1].hex()}:{place[2]}"
+
+
+def _place(cursor: str) -> tuple[int, bytes, int]:
+    try:
+        tx, key, seq = cursor.split(":") if ":" in cursor else (cursor, "", "0")
+        return int(tx), bytes.fromhex(key), int(seq)
+    except ValueError:
+        raise InvalidInput("after", f"{cursor!r} is no cursor; hand back one that an event carried") from None
+
+
+def _where(query: Query) -> tuple[str, list[Any]]:
+    """$1 is the clock."""
+    parts, values = list[str](["s.namespace = $2", "s.deleted_at is null"]), list[Any]([query.namespace])
+
+    def add(part: str, value: Any) -> None:
+        values.append(value)
+        parts.append(part.replace("?", f"${len(values) + 1}"))
+
+    if query.agent_type is not None:
+        add("s.agent_type = ?", query.agent_type)
+    if query.user_id is not None:
+        add("s.user_id = ?", query.user_id)
+    if query.state is not None:
+        add("s.state = ?", query.state)
+    if query.labels:
+        add("s.labels @> ?::text::jsonb", msgspec.json.encode(query.labels).decode())
+    if query.created_after is not None:
+        add("s.created_at > ?", query.created_after)
+    if query.created_before is not None:
+        add("s.created_at < ?", query.created_before)
+    if query.prefix is not None:
+        add("starts_with(s.id, ?)", query.prefix)
+    if query.text is not None:
+        texts = [_contains(f"s.{column}") for column in ("id", "agent_type", "user_id")]
+        inside = f"exists (select 1 from jsonb_each_text(s.labels) l where {_contains('l.value')})"  # noqa: S608
+        add(f"({' or '.join([*texts, inside])})", query.text)
+    if query.stale_for is not None:
+        alive = """greatest(s.heartbeat, coalesce(w.beaten, 0), (
+            select c.alive from {s}.checkpoints c where c.key = s.key order by c.seq desc limit 1))"""
+        add(f"s.heartbeat < {sql.NOW} - ?::int8 and {alive} < {sql.NOW} - ?::int8", query.stale_for)
+    if query.orphan_for is not None:
+        add(f"s.owner is not null and (w.dead or w.expires + ?::int8 <= {sql.UP})", query.orphan_for)
+    if query.owner is not None:
+        add("s.owner = ?", query.owner)
+    if query.unowned:
+        parts.append("s.owner is null")
+    return " and ".join(parts), values
+
+
+def _contains(column: str) -> str:
+    """Whatever the database's language: only the case of ASCII letters does not matter."""
+    return f'position(lower(? collate "C") in lower({column} collate "C")) > 0'

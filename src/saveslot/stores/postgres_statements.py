@@ -1,0 +1,159 @@
+"""The statements of the log in PostgreSQL. `{s}` stands for the schema.
+
+Each is one autocommit statement, so nothing ever waits for a client with a lock held. Locks are taken in one order
+everywhere: workers, creations by (namespace, id), entries by key, then the `sessions` rows of what landed.
+"""
+
+from __future__ import annotations
+
+HEADER = "seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq, recipe, digest, note"
+SIZE = "coalesce(length(frame), 0) + coalesce(length(note), 0)"
+# The clock that people read and the one that leases go by. A test may bring its own; else both are the database's.
+_CLOCK = "(extract(epoch from clock_timestamp()) * 1000000)::int8"
+NOW, UP = f"coalesce(($1::int8[])[1], {_CLOCK})", f"coalesce(($1::int8[])[2], {_CLOCK})"
+# $1: the clock. A dead owner has nothing left.
+ROW = f"""
+select s.key, s.namespace, s.id, s.agent_type, s.user_id, s.state, s.created_at, s.heartbeat, s.fence, s.lease, s.body,
+  s.labels::text, s.owner, coalesce(w.name, ''),
+  case when w.dead then 0 else greatest(0, coalesce(w.expires, 0) - {UP}) end"""
+OWNED = "{s}.sessions s left join {s}.workers w on w.worker = s.owner"
+
+# Of a group only its first entry is guarded; the others follow it. `alive`: the newest sign of life before.
+_COLUMNS = "key, seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq, recipe, digest, note, frame"
+_VALUES = """n.key, n.seq, n.append_id, n.kind, n.name, case when n.at > 0 then n.at else t.now + n.at end,
+    case when n.signed then t.now else {alive} end, n.fence, n.lease, n.data_seq, n.about_seq, n.recipe, n.digest,
+    n.note, n.frame"""
+_GIVEN = f"""
+with t as materialized (select {NOW} as now, {UP} as up),
+n as materialized (select * from unnest(
+    $2::bytea[], $3::int8[], $4::bytea[], $5::bytea[], $6::int2[], $7::text[], $8::int8[], $9::bool[], $10::int8[],
+    $11::bytea[], $12::int8[], $13::int8[], $14::bytea[], $15::bytea[], $16::bytea[], $17::bytea[], $18::bool[])
+  as n(key, seq, append_id, prev, kind, name, at, signed, fence, lease, data_seq, about_seq, recipe, digest, note,
+    frame, first))"""  # noqa: S608
+# The guard is a scalar subquery: written with EXISTS or IN it was planned as a scan, ten times slower.
+_LANDED = f""",
+first as (
+  insert into {{s}}.checkpoints ({_COLUMNS})
+  select {_VALUES.format(alive="(select c.alive from {s}.checkpoints c where c.key = n.key and c.seq = n.seq - 1)")}
+  from n cross join t {{allowed}}
+  where n.first and n.prev =
+    (select c.append_id from {{s}}.checkpoints c where c.key = n.key and c.seq = n.seq - 1 and c.kind <> 9)
+  order by n.key on conflict do nothing returning key, seq, at, alive, fence, lease),
+rest as (
+  insert into {{s}}.checkpoints ({_COLUMNS})
+  select {_VALUES.format(alive="f.alive")}
+  from n cross join t join first f on f.key = n.key where not n.first order by n.key, n.seq
+  returning key, seq, at, alive, fence, lease),
+landed as (select * from first union all select * from rest)"""  # noqa: S608
+_TOLD = "\nselect l.key, l.seq, l.at, t.now from landed l cross join t"
+
+# Checkpoints and steps: the session's row stays as it is.
+PLAIN = f"{_GIVEN}{_LANDED.replace('{allowed}', '')}{_TOLD}"
+
+_GROUPS = """,
+g as materialized (select * from unnest(
+    $19::bytea[], $20::text[], $21::bytea[], $22::text[], $23::bool[], $24::bool[], $25::bytea[], $26::int8[],
+    $27::int8[], $28::int8[], $29::bytea[])
+  as g(key, state, body, labels, heartbeat, gone, owner, stale, orphan, before, prev))"""
+# Dead from here on, if the entry will land. Whoever beats meanwhile is looked at again, and stays alive.
+_BURIED = """,
+suspects as materialized (
+  select w.worker from {s}.workers w
+  where w.worker in (select s.owner from g join {s}.sessions s on s.key = g.key where g.orphan is not null and g.prev =
+    (select c.append_id from {s}.checkpoints c where c.key = g.key order by c.seq desc limit 1))
+  order by w.worker for update),
+buried as (
+  update {s}.workers w set dead = true from suspects, t, (select min(orphan) as patience from g) p
+  where w.worker = suspects.worker and (w.dead or w.expires + p.patience <= t.up) returning w.worker),
+allowed as materialized (
+  select g.key from g cross join t join {s}.sessions s on s.key = g.key left join {s}.workers w on w.worker = s.owner
+  where (g.orphan is null or s.owner in (select worker from buried))
+    and (g.stale is null or t.now - g.stale > greatest(s.heartbeat, coalesce(w.beaten, 0), coalesce(
+      (select c.alive from {s}.checkpoints c where c.key = g.key and c.seq = g.before), 0))))"""
+_PROJECTED = """,
+last as (select distinct on (key) key, fence, lease from landed order by key, seq desc),
+projected as (
+  update {s}.sessions s set state = coalesce(g.state, s.state), body = coalesce(g.body, s.body),
+    labels = coalesce(g.labels::jsonb, s.labels), heartbeat = case when g.heartbeat then t.now else s.heartbeat end,
+    deleted_at = case when g.gone then t.now end, fence = l.fence, lease = l.lease,
+    owner = case when l.lease is null then null else coalesce(g.owner, s.owner) end
+  from last l join g on g.key = l.key cross join t where s.key = l.key),
+-- An owner that never said that it lives does not.
+unheard as (
+  insert into {s}.workers select distinct g.owner, '', 0, 0, true from g join last l on l.key = g.key
+  where g.owner is not null on conflict do nothing)"""
+
+CHANGING = f"{_GIVEN}{_GROUPS}{_LANDED.replace('{allowed}', '')}{_PROJECTED}{_TOLD}"
+GUARDED = (
+    f"{_GIVEN}{_GROUPS}{_BURIED}{_LANDED.replace('{allowed}', 'join allowed a on a.key = n.key')}{_PROJECTED}{_TOLD}"
+)
+
+CREATE = f"""{_GIVEN},
+r as materialized (select * from unnest(
+    $19::bytea[], $20::text[], $21::text[], $22::text[], $23::text[], $24::text[], $25::int8[], $26::int8[],
+    $27::int8[], $28::bytea[], $29::bytea[], $30::text[])
+  as r(key, namespace, id, agent_type, user_id, state, created_at, heartbeat, fence, lease, body, labels)),
+made as (
+  insert into {{s}}.sessions
+    (key, namespace, id, agent_type, user_id, state, created_at, heartbeat, fence, lease, body, labels)
+  select r.key, r.namespace, r.id, r.agent_type, r.user_id, r.state, coalesce(r.created_at, t.now),
+    coalesce(r.heartbeat, t.now), r.fence, r.lease, r.body, r.labels::jsonb
+  from r cross join t order by r.namespace, r.id on conflict do nothing returning key, heartbeat),
+landed as (
+  insert into {{s}}.checkpoints ({_COLUMNS})
+  select {_VALUES.format(alive="m.heartbeat")}
+  from n cross join t join made m on m.key = n.key order by n.key, n.seq returning key, seq, at)
+select l.key, l.seq, l.at, m.heartbeat from landed l join made m on m.key = l.key"""  # noqa: S608
+
+# In a new snapshot, for what did not land: what stands at its seq and before it, and the newest entry.
+LOOK = f"""
+select s.key is not null, s.deleted_at is not null, s.fence, s.lease, s.heartbeat, e.append_id, p.append_id,
+  {", ".join(f"h.{column}" for column in HEADER.split(", "))}, null, h.size
+from unnest($1::bytea[], $2::int8[]) with ordinality n(key, seq, ord)
+left join {{s}}.sessions s on s.key = n.key
+left join lateral (select c.append_id from {{s}}.checkpoints c where c.key = n.key and c.seq = n.seq) e on true
+left join lateral (select c.append_id from {{s}}.checkpoints c where c.key = n.key and c.seq = n.seq - 1) p on true
+left join lateral (
+  select {HEADER}, {SIZE} as size from {{s}}.checkpoints c where c.key = n.key order by c.seq desc limit 1) h on true
+order by n.ord"""  # noqa: S608
+
+_HEAD = f"""{ROW}, {", ".join(f"h.{column}" for column in HEADER.split(", "))}, null, h.size
+from {{refs}}
+left join {{s}}.workers w on w.worker = s.owner
+join lateral (
+  select {HEADER}, {SIZE} as size from {{s}}.checkpoints c where c.key = s.key order by c.seq desc limit 1) h on true"""  # noqa: S608
+HEADS_BY_KEY = _HEAD.replace(
+    "{refs}", "unnest($2::bytea[]) r(key) join {s}.sessions s on s.key = r.key and s.deleted_at is null"
+)
+HEADS_BY_ID = _HEAD.replace(
+    "{refs}",
+    """unnest($2::text[], $3::text[]) r(namespace, id)
+join {s}.sessions s on s.namespace = r.namespace and s.id = r.id and s.deleted_at is null""",
+)
+
+BEAT = f"""
+with t as materialized (select {NOW} as now, {UP} as up)
+update {{s}}.sessions s set heartbeat = t.now from t, unnest($2::bytea[], $3::bytea[]) b(key, lease)
+where s.key = b.key and s.lease is not distinct from b.lease and s.deleted_at is null
+  and s.state in ('active', 'paused')
+returning b.key, b.lease, t.now"""  # noqa: S608
+WORKER_FIRST = f"""
+with t as materialized (select {NOW} as now, {UP} as up)
+insert into {{s}}.workers as w select $2, $3, t.up + $4::int8, t.now, $4::int8 = 0 from t
+on conflict (worker) do update set expires = excluded.expires, beaten = excluded.beaten, dead = excluded.dead
+where not w.dead returning beaten"""  # noqa: S608
+WORKER = f"""
+with t as materialized (select {NOW} as now, {UP} as up)
+update {{s}}.workers w set expires = t.up + $3::int8, beaten = t.now, dead = ($3::int8 = 0) from t
+where w.worker = $2 and not w.dead returning beaten"""  # noqa: S608
+LEFTOVERS = f"""
+delete from {{s}}.workers w where (w.dead or w.expires + $2::int8 <= {UP})
+  and not exists (select 1 from {{s}}.sessions s where s.owner = w.worker and s.deleted_at is null)"""  # noqa: S608
+
+EVENTS = """
+select c.tx::text::int8, c.key, c.seq, c.kind, c.name, c.at, s.id, s.namespace
+from {s}.checkpoints c left join {s}.sessions s on s.key = c.key
+where c.tx >= $1::text::xid8 and c.tx < pg_snapshot_xmin(pg_current_snapshot())
+  and (c.tx, c.key, c.seq) > ($1::text::xid8, $2::bytea, $3::int8)
+order by c.tx, c.key, c.seq limit $4"""
+EVENTS_END = "select pg_snapshot_xmin(pg_current_snapshot())::text"

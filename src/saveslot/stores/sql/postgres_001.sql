@@ -1,0 +1,61 @@
+-- The log. (key, seq) is the lock: two writers of entry n+1 meet here and one of them wins.
+-- Partitioned by the session's key, a UUIDv7: a lookup touches one partition, old ones can be dropped whole.
+-- `tx` orders what is watched: an entry is shown once nothing older can be committed any more.
+create table checkpoints (
+  key       bytea    not null,
+  seq       bigint   not null,
+  append_id bytea    not null,
+  kind      smallint not null,
+  name      text     not null,
+  at        bigint   not null,
+  alive     bigint   not null,
+  fence     bigint   not null,
+  lease     bytea,
+  data_seq  bigint   not null,
+  about_seq bigint   not null,
+  recipe    bytea    not null,
+  digest    bytea    not null,
+  note      bytea,
+  frame     bytea,
+  tx        xid8     not null default pg_current_xact_id(),
+  primary key (key, seq)
+) partition by range (key);
+create table checkpoints_default partition of checkpoints default;
+-- Frames and notes are compressed already.
+alter table checkpoints_default alter column frame set storage external, alter column note set storage external;
+create index checkpoints_by_tx on checkpoints (tx);
+
+-- What the log adds up to, one row a session; written in the statement of the entry that changes it, and by heartbeats.
+create table sessions (
+  key        bytea   primary key,
+  namespace  text    not null,
+  id         text    not null,
+  agent_type text    not null,
+  user_id    text    not null,
+  state      text    not null,
+  created_at bigint  not null,
+  heartbeat  bigint  not null,
+  fence      bigint  not null,
+  lease      bytea,
+  owner      bytea,
+  labels     jsonb   not null,
+  deleted_at bigint,
+  body       bytea   not null
+);
+-- A deleted id may be created again: only the living ones are unique.
+create unique index sessions_by_id  on sessions (namespace, id) where deleted_at is null;
+create index sessions_by_time       on sessions (namespace, created_at, key) where deleted_at is null;
+create index sessions_by_state      on sessions (namespace, state, created_at, key) where deleted_at is null;
+create index sessions_by_agent_type on sessions (namespace, agent_type, created_at, key) where deleted_at is null;
+create index sessions_by_user       on sessions (namespace, user_id, created_at, key) where deleted_at is null;
+create index sessions_by_heartbeat  on sessions (namespace, state, heartbeat, key) where deleted_at is null;
+create index sessions_by_owner      on sessions (owner) where owner is not null and deleted_at is null;
+
+-- One row a process that holds sessions. No index on `expires`, so that renewing one rewrites nothing else.
+create table workers (
+  worker  bytea   primary key,
+  name    text    not null,
+  expires bigint  not null,
+  beaten  bigint  not null,
+  dead    boolean not null
+);

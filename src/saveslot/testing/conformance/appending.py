@@ -1,0 +1,365 @@
+"""What lands, what does not, and what a retry is told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from saveslot.log import Entry, Group, Query, Row, Verdict
+from saveslot.model import Kind
+from saveslot.testing.conformance.desk import (
+    ALREADY,
+    APPENDED,
+    CONFLICT,
+    LOST,
+    MISSING,
+    PATIENCE,
+    Desk,
+    Suite,
+    on_a_desk,
+    spots,
+)
+from saveslot.testing.pen import Pen
+
+
+class Appending(Suite):
+    # Appending
+
+    @on_a_desk
+    async def test_an_entry_comes_back_as_it_was_sent(self, desk: Desk) -> None:
+        """Every field of an entry is kept; the store adds only its time, the sign of life and the size."""
+        pen = await desk.create()
+        sent = Entry(
+            seq=2, append_id=b"A" * 16, kind=Kind.ROLLBACK, name="Näme 🌱", at=1_234_567_890_123_456, sign=True,
+            fence=3, lease=b"L" * 16, data_seq=2, about_seq=1, recipe=b"\x00r\xff", digest=b"d" * 32,
+            note=b"\x00note", frame=b"\x00frame\xff",
+        )  # fmt: skip
+        await desk.land(pen, Group(pen.key, pen.prev, [sent]))
+        (kept,) = await desk.log(pen, ranges=[(2, 2)])
+        assert kept == Entry(
+            seq=2, append_id=b"A" * 16, kind=Kind.ROLLBACK, name="Näme 🌱", at=1_234_567_890_123_456,
+            alive=desk.clock(), fence=3, lease=b"L" * 16, data_seq=2, about_seq=1, recipe=b"\x00r\xff",
+            digest=b"d" * 32, note=b"\x00note", frame=b"\x00frame\xff", size=12,
+        )  # fmt: skip
+        assert isinstance(kept.kind, Kind)
+
+    @on_a_desk
+    async def test_what_is_missing_stays_missing(self, desk: Desk) -> None:
+        """No frame, an empty frame, no note and an empty note are four things."""
+        pen = await desk.create()
+        for frame, note in [(None, None), (b"", None), (None, b""), (b"", b"")]:
+            await desk.write(pen, frame=frame, note=note)
+        found = await desk.log(pen, ranges=[(2, 5)])
+        assert [(entry.frame, entry.note) for entry in found] == [(None, None), (b"", None), (None, b""), (b"", b"")]
+        assert [entry.size for entry in found] == [0, 0, 0, 0]
+
+    @on_a_desk
+    async def test_the_store_dates_what_carries_no_time(self, desk: Desk) -> None:
+        """An entry without a time gets the store's, one with an age that much less, one with a time keeps it; the
+        verdict tells which.
+        """
+        pen = await desk.create()
+        group = pen.group(3)
+        group.entries[1].at, group.entries[2].at = 77, -88
+        verdict = await desk.land(pen, group)
+        assert verdict.times == [desk.clock(), 77, desk.clock() - 88]
+        assert [entry.at for entry in await desk.log(pen, ranges=[(2, 4)])] == verdict.times
+        again = await desk.send(group, on=desk.other)
+        assert (again.outcome, again.times) == (ALREADY, verdict.times)
+
+    @on_a_desk
+    async def test_a_session_begins_as_its_row_says(self, desk: Desk) -> None:
+        """The row given at creation is what heads and find show, by key and by id, through any handle."""
+        made: dict[str, Any] = {"agent_type": "researcher", "user_id": "u-1", "state": "paused", "body": b"\x00body"}
+        pen = await desk.create("s-1", **made, created_at=5, heartbeat=6, labels={"a": "1"})
+        expected = Row(pen.key, desk.namespace, "s-1", **made, created_at=5, heartbeat=6, labels={"a": "1"})
+        by_key, by_id = await desk.other.heads([pen.key, (desk.namespace, "s-1")])
+        assert by_key is not None
+        assert by_key == by_id
+        assert by_key.row == expected
+        assert (by_key.last.seq, by_key.last.append_id, by_key.last.frame) == (1, pen.prev, None)
+        assert await desk.other.find(Query(namespace=desk.namespace)) == [expected]
+
+    @on_a_desk
+    async def test_a_row_without_times_gets_the_stores(self, desk: Desk) -> None:
+        """created_at and heartbeat come from the store's clock when not given, and the verdict tells the heartbeat."""
+        pen = Pen(desk.namespace, "a")
+        verdict = await desk.land(pen, pen.begin())
+        row = (await desk.head(pen)).row
+        assert (row.created_at, row.heartbeat, verdict.heartbeat) == (desk.clock(), desk.clock(), desk.clock())
+
+    @on_a_desk
+    async def test_many_entries_one_after_another(self, desk: Desk) -> None:
+        """Writers that hand the session over to each other fill the numbers without a gap, each seeing the other's."""
+        pen = await desk.create()
+        sent: list[Entry] = []
+        for turn in range(20):
+            group = pen.group(1 + turn % 3)
+            await desk.land(pen, group, on=desk.other if turn % 2 else desk.store)
+            sent += group.entries
+            (head,) = await (desk.store if turn % 2 else desk.other).heads([pen.key])
+            assert head is not None
+            assert (head.last.seq, head.last.append_id) == (pen.seq, pen.prev)
+        found = (await desk.log(pen))[1:]
+        assert spots(found) == spots(sent)
+        assert [entry.frame for entry in found] == [entry.frame for entry in sent]
+        assert [entry.seq for entry in found] == list(range(2, len(sent) + 2))
+
+    @on_a_desk
+    async def test_the_second_writer_of_an_entry_is_told(self, desk: Desk) -> None:
+        """Of two that have seen the same entry one lands; the other is told of a conflict and the newest entry."""
+        mine = await desk.create()
+        theirs = mine.copy()
+        await desk.land(mine, mine.group(2))
+        verdict = await desk.send(theirs.group(), on=desk.other)
+        assert (verdict.outcome, verdict.times) == (CONFLICT, [])
+        assert verdict.head is not None
+        assert verdict.head == (await desk.log(mine, frames=False))[-1]
+        assert verdict.head.frame is None
+        assert spots([verdict.head]) == [(mine.seq, mine.prev)]
+        assert len(await desk.log(mine)) == 3
+
+    @on_a_desk
+    async def test_racing_writers_of_one_session(self, desk: Desk) -> None:
+        """Many writers of the same entry at once through two handles: one lands, and its bytes are what is kept."""
+        pen = await desk.create()
+        for _ in range(10):
+            groups = [pen.group(2) for _ in range(8)]
+            handles = [desk.store, desk.other] * 4
+            verdicts = await asyncio.gather(*map(desk.send, groups, handles))
+            winners = [group for group, verdict in zip(groups, verdicts, strict=True) if verdict.outcome is APPENDED]
+            assert sorted(verdict.outcome for verdict in verdicts) == [APPENDED, *[CONFLICT] * 7]
+            assert spots(await desk.log(pen, ranges=[(pen.seq + 1, 2**62)])) == spots(winners[0].entries)
+            pen.saw(winners[0])
+
+    @on_a_desk
+    async def test_an_entry_must_follow_what_is_there(self, desk: Desk) -> None:
+        """The right number is not enough: if the entry before carries another id, nothing lands: history was lost."""
+        pen = await desk.create(count=3)
+        group = pen.group(2)
+        group.prev = b"never written"[:13].ljust(16, b"\x00")
+        verdict = await desk.send(group)
+        assert verdict.outcome is LOST
+        assert verdict.head is not None
+        assert verdict.head.seq == 3
+        assert len(await desk.log(pen)) == 3
+        await desk.write(pen)
+
+    @on_a_desk
+    async def test_an_entry_ahead_of_the_log_is_lost(self, desk: Desk) -> None:
+        """Who has seen an entry that is not there is told that the database went back, never given a gap."""
+        pen = await desk.create()
+        ahead = pen.copy()
+        ahead.saw(ahead.group(3))
+        assert (await desk.send(ahead.group())).outcome is LOST
+        assert [entry.seq for entry in await desk.log(pen)] == [1]
+
+    @on_a_desk
+    async def test_an_unknown_session_is_missing(self, desk: Desk) -> None:
+        """Appending to a key that nobody created says missing, with no head, and creates nothing."""
+        pen = Pen(desk.namespace, "a", seq=4, prev=b"p" * 16)
+        verdict = await desk.send(pen.group())
+        assert verdict == Verdict(MISSING)
+        assert await desk.other.heads([pen.key, (desk.namespace, "a")]) == [None, None]
+        assert await desk.log(pen) == []
+
+    @on_a_desk
+    async def test_a_dead_owners_pipelined_entries_never_land(self, desk: Desk) -> None:
+        """Entries sent ahead of their answers never land on top of another's, even where their number is free."""
+        mine = await desk.create(count=3)
+        dead = mine.copy()
+        pipeline: list[Group] = []
+        for _ in range(4):
+            pipeline.append(dead.group())
+            dead.saw(pipeline[-1])
+        await desk.land(mine, mine.group())  # entry 4, which the dead owner wanted
+        outcomes = [(await desk.send(group, on=desk.other)).outcome for group in pipeline]
+        assert outcomes == [CONFLICT, LOST, LOST, LOST]
+        assert spots(await desk.log(mine))[3:] == [(4, mine.prev)]
+        await desk.land(mine, mine.group())
+        again = await desk.store.append(pipeline)
+        assert APPENDED not in {verdict.outcome for verdict in again}
+        assert [entry.seq for entry in await desk.log(mine)] == [1, 2, 3, 4, 5]
+
+    @on_a_desk
+    async def test_pipelined_entries_land_in_order(self, desk: Desk) -> None:
+        """A writer that does not wait for answers gets all of its entries in, in order."""
+        pen = await desk.create()
+        groups: list[Group] = []
+        for _ in range(30):
+            groups.append(pen.group())
+            pen.saw(groups[-1])
+        verdicts = await asyncio.gather(*map(desk.send, groups))
+        assert {verdict.outcome for verdict in verdicts} == {APPENDED}
+        assert spots(await desk.log(pen))[1:] == spots([group.entries[0] for group in groups])
+
+    @on_a_desk
+    async def test_a_group_is_all_or_none(self, desk: Desk) -> None:
+        """Of a group that cannot land nothing lands: no entry, no state, no body, no labels, no heartbeat, no event."""
+        pen = await desk.create(body=b"before", labels={"kept": "yes"})
+        stale = pen.copy()
+        await desk.write(pen)
+        before, (_, cursor) = await desk.head(pen), await desk.store.events(desk.namespace, None)
+        desk.clock.jump(9)
+        change: dict[str, Any] = {"state": "paused", "body": b"after", "labels": {}, "heartbeat": True}
+        verdict = await desk.send(stale.group(3, Kind.PAUSED, whole=change))
+        assert verdict.outcome is CONFLICT
+        assert await desk.head(pen) == before
+        assert [entry.seq for entry in await desk.log(pen)] == [1, 2]
+        assert await desk.other.events(desk.namespace, cursor) == ([], cursor)
+
+    @on_a_desk
+    async def test_a_group_changes_the_row_with_its_entries(self, desk: Desk) -> None:
+        """State, body, labels and heartbeat change with the group that says so; what it does not name stays."""
+        pen = await desk.create(body=b"1", labels={"a": "1"})
+        steps: list[tuple[dict[str, Any], tuple[str, bytes, dict[str, str]]]] = [
+            ({"state": "paused"}, ("paused", b"1", {"a": "1"})),
+            ({"body": b""}, ("paused", b"", {"a": "1"})),
+            ({"labels": {"b": "2"}}, ("paused", b"", {"b": "2"})),
+            ({"labels": {}}, ("paused", b"", {})),
+            ({}, ("paused", b"", {})),
+            ({"state": "active", "body": b"3", "labels": {"c": "3"}}, ("active", b"3", {"c": "3"})),
+        ]
+        for kind in (Kind.UPDATED, Kind.CHECKPOINT):
+            for change, expected in steps:
+                await desk.write(pen, 2, kind, whole=change)
+                row = (await desk.head(pen)).row
+                assert (row.state, row.body, row.labels) == expected
+                (found,) = await desk.other.find(Query(namespace=desk.namespace))
+                assert found == row
+            steps.insert(0, ({"state": "paused", "body": b"1", "labels": {"a": "1"}}, ("paused", b"1", {"a": "1"})))
+
+    @on_a_desk
+    async def test_the_callers_values_stay_its_own(self, desk: Desk) -> None:
+        """What a caller changes in its values after the append, or in what it was given, never reaches the store."""
+        labels = {"a": "1"}
+        pen = Pen(desk.namespace, "a")
+        group = pen.begin(labels=labels)
+        await desk.land(pen, group)
+        labels["a"] = "changed"
+        group.entries[0].frame = b"changed"
+        given = (await desk.head(pen)).row
+        given.labels["a"] = "changed"
+        (entry,) = await desk.log(pen)
+        entry.name = "changed"
+        row = (await desk.head(pen)).row
+        (kept,) = await desk.log(pen)
+        assert (row.labels, kept.name) == ({"a": "1"}, "session_created")
+        assert kept.frame != b"changed"
+
+    @on_a_desk
+    async def test_one_bad_group_harms_no_other(self, desk: Desk) -> None:
+        """In one call each group gets its own verdict, in its place, and the good ones land."""
+        good, stale, gone = [await desk.create(name) for name in "abc"]
+        old = stale.copy()
+        await desk.write(stale)
+        await desk.delete(gone)
+        unknown = Pen(desk.namespace, "u", seq=1, prev=b"p" * 16)
+        lost = await desk.create("d")
+        lost.prev = b"wrong".ljust(16)
+        taken, new = Pen(desk.namespace, "a"), Pen(desk.namespace, "new")
+        groups = [
+            *(old.group(2), good.group(2), gone.group(), unknown.group(), new.begin(3), lost.group(), taken.begin()),
+            stale.group(),
+        ]
+        verdicts = await desk.store.append(groups)
+        expected = [CONFLICT, APPENDED, MISSING, MISSING, APPENDED, LOST, CONFLICT, APPENDED]
+        assert [verdict.outcome for verdict in verdicts] == expected
+        lengths = [len(await desk.log(pen)) for pen in (good, stale, gone, unknown, new, lost, taken)]
+        assert lengths == [3, 3, 2, 0, 3, 1, 0]
+
+    @on_a_desk
+    async def test_one_bad_call_harms_no_other(self, desk: Desk) -> None:
+        """Calls made at once share a transaction, never a fate."""
+        pens = [await desk.create(f"s{n}") for n in range(12)]
+        groups = [pen.group(2) for pen in pens]
+        for group in groups[::3]:
+            group.prev = b"wrong".ljust(16)
+        verdicts = await asyncio.gather(*map(desk.send, groups))
+        assert [verdict.outcome for verdict in verdicts] == [LOST, APPENDED, APPENDED] * 4
+        assert [len(await desk.log(pen)) for pen in pens] == [1, 3, 3] * 4
+
+    # Retries
+
+    @on_a_desk
+    async def test_a_retry_is_already_there(self, desk: Desk) -> None:
+        """A group sent again lands once and is told the times of its first landing, also after more entries came."""
+        pen = await desk.create()
+        group = pen.group(3, whole={"heartbeat": True})
+        first = await desk.land(pen, group)
+        desk.clock.jump(100)
+        for _ in range(2):
+            again = await desk.send(group, on=desk.other)
+            assert (again.outcome, again.times, again.heartbeat) == (ALREADY, first.times, first.heartbeat)
+            await desk.write(pen, 2)
+        assert [entry.seq for entry in await desk.log(pen)] == list(range(1, 9))
+
+    @on_a_desk
+    async def test_a_retry_in_the_same_call_is_already_there(self, desk: Desk) -> None:
+        """The same group twice at once, in one call or in two, lands once."""
+        pen = await desk.create()
+        group = pen.group(2)
+        both = await desk.store.append([group, group])
+        assert [verdict.outcome for verdict in both] == [APPENDED, ALREADY]
+        pen.saw(group)
+        group = pen.group(2)
+        raced = await asyncio.gather(desk.send(group), desk.send(group, on=desk.other))
+        assert sorted(verdict.outcome for verdict in raced) == [ALREADY, APPENDED]
+        assert len(await desk.log(pen)) == 5
+
+    @on_a_desk
+    async def test_a_retried_creation_is_already_there(self, desk: Desk) -> None:
+        """Creating with the same entry again is a retry, also after more entries came or the session was deleted."""
+        pen = Pen(desk.namespace, "a")
+        group = pen.begin(2)
+        first = await desk.land(pen, group)
+        desk.clock.jump(100)
+        again = await desk.send(group, on=desk.other)
+        assert (again.outcome, again.times) == (ALREADY, first.times)
+        await desk.write(pen)
+        assert (await desk.send(group)).outcome is ALREADY
+        assert len(await desk.log(pen)) == 3
+        await desk.delete(pen)
+        assert (await desk.send(group)).outcome is ALREADY
+        assert await desk.other.heads([(desk.namespace, "a")]) == [None]
+
+    @on_a_desk
+    async def test_a_retried_deletion_is_already_there(self, desk: Desk) -> None:
+        """Deleting with the same entry again is a retry; with another one the session is missing."""
+        pen = await desk.create()
+        late = pen.copy()
+        group = await desk.delete(pen)
+        assert (await desk.send(group, on=desk.other)).outcome is ALREADY
+        assert (await desk.send(late.delete())).outcome is MISSING
+        await desk.create("a")
+        assert (await desk.send(group)).outcome is ALREADY
+        assert await desk.other.heads([(desk.namespace, "a")]) != [None]
+
+    @on_a_desk
+    async def test_a_retry_of_a_deleted_session_is_already_there(self, desk: Desk) -> None:
+        """What landed before the session was deleted had landed: a retry learns that, and stays without effect."""
+        pen = await desk.create()
+        group = pen.group()
+        await desk.land(pen, group)
+        await desk.delete(pen)
+        assert (await desk.send(group)).outcome is ALREADY
+        assert len(await desk.log(pen)) == 3
+
+    @on_a_desk
+    async def test_cancelling_abandons_the_answer_never_the_write(self, desk: Desk) -> None:
+        """A cancelled append lands all the same, once; its retry is already there."""
+        pen = await desk.create()
+        _, cursor = await desk.store.events(desk.namespace, None)
+        for _ in range(5):
+            group = pen.group(2)
+            call = asyncio.create_task(desk.send(group))
+            await asyncio.sleep(0)  # the call has begun
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            seen = 0
+            while seen < 2:
+                events, cursor = await desk.other.events(desk.namespace, cursor, wait=PATIENCE)
+                seen += len(events)
+            assert (await desk.send(group)).outcome is ALREADY
+            pen.saw(group)
+        assert [entry.seq for entry in await desk.log(pen)] == list(range(1, 12))

@@ -1,0 +1,164 @@
+"""Pages, counts, and the entries of one session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from saveslot.log import Query, Row
+from saveslot.model import Kind, fresh_key
+from saveslot.testing.conformance.desk import Desk, Suite, on_a_desk
+from saveslot.testing.pen import SECOND
+
+
+class Finding(Suite):
+    # Finding
+
+    @on_a_desk
+    async def test_find_takes_every_filter(self, desk: Desk) -> None:
+        """Each filter alone and all together give the sessions that match, newest first."""
+        made: list[dict[str, Any]] = [
+            {"agent_type": "coder", "user_id": "u1", "state": "active", "labels": {"team": "Red", "x": "1"}},
+            {"agent_type": "coder", "user_id": "u2", "state": "paused", "labels": {"team": "blue"}},
+            {"agent_type": "Tester", "user_id": "u1", "state": "completed", "labels": {}},
+            {"agent_type": "", "user_id": "", "state": "failed", "labels": {"team": "Red"}},
+        ]
+        for n, row in enumerate(made):
+            await desk.create(f"{'Job' if n % 2 else 'job'}-{n}", created_at=10 + n, **row)
+        cases: list[tuple[dict[str, Any], str]] = [
+            ({}, "3210"),
+            ({"agent_type": "coder"}, "10"),
+            ({"agent_type": ""}, "3"),
+            ({"agent_type": "code"}, ""),
+            ({"user_id": "u1"}, "20"),
+            ({"state": "paused"}, "1"),
+            ({"labels": {"team": "Red"}}, "30"),
+            ({"labels": {"team": "Red", "x": "1"}}, "0"),
+            ({"labels": {"team": "1"}}, ""),
+            ({"created_after": 11}, "32"),
+            ({"created_before": 11}, "0"),
+            ({"created_after": 10, "created_before": 13}, "21"),
+            ({"text": "JOB-2"}, "2"),
+            ({"text": "TEST"}, "2"),
+            ({"text": "U2"}, "1"),
+            ({"text": "red"}, "30"),
+            ({"text": "team"}, ""),
+            ({"text": ""}, "3210"),
+            ({"text": "%"}, ""),
+            ({"prefix": "job-"}, "20"),
+            ({"prefix": "Job-1"}, "1"),
+            ({"prefix": "ob"}, ""),
+            ({"prefix": "job-0-and-more"}, ""),
+            ({"agent_type": "coder", "user_id": "u1", "state": "active", "labels": {"x": "1"}, "text": "j"}, "0"),
+            ({"agent_type": "coder", "user_id": "u1", "state": "paused"}, ""),
+        ]
+        for query, expected in cases:
+            assert [name[-1] for name in await desk.ids(**query)] == list(expected), query
+            counts = await desk.other.count(Query(namespace=desk.namespace, **query))
+            assert sum(counts.states.values()) == len(expected), query
+            assert sum(counts.agent_types.values()) == len(expected), query
+
+    @on_a_desk
+    async def test_only_ascii_letters_lose_their_case(self, desk: Desk) -> None:
+        """Searching text ignores the case of ASCII letters, and of no others, in every store alike."""
+        await desk.create("STRASSE Ä")
+        assert await desk.ids(text="strasse") == ["STRASSE Ä"]
+        assert await desk.ids(text="Ä") == ["STRASSE Ä"]
+        assert await desk.ids(text="ä") == []
+
+    @on_a_desk
+    async def test_pages_follow_their_place_while_others_insert(self, desk: Desk) -> None:
+        """Pages behind a place show every session that was there exactly once, whatever is created or deleted."""
+        names = [f"s{n:02}" for n in range(25)]
+        pens = {name: await desk.create(name, created_at=100 + n // 4) for n, name in enumerate(names)}
+        seen: list[Row] = []
+        for turn in range(100):
+            after = (seen[-1].created_at, seen[-1].key) if seen else None
+            page = await desk.other.find(Query(namespace=desk.namespace), after, limit=4)
+            if not page:
+                break
+            assert len(page) <= 4
+            seen += page
+            await desk.create(f"new-{turn}", created_at=1000 + turn)
+            await desk.delete(pens.pop(seen[-1].session_id))  # the place itself goes away
+        assert sorted(row.session_id for row in seen) == names
+        places = [(row.created_at, row.key) for row in seen]
+        assert places == sorted(places, reverse=True)
+
+    @on_a_desk
+    async def test_stale_pages_run_by_heartbeat(self, desk: Desk) -> None:
+        """Pages of the stale begin with the longest silent and go on behind (heartbeat, key), past busy sessions."""
+        start = desk.clock()
+        pens = [await desk.create(f"s{n:02}", heartbeat=start - (n // 3) * SECOND) for n in range(14)]
+        busy = pens[::4]
+        desk.clock.jump(1000)
+        for pen in busy:
+            await desk.write(pen, sign=True)  # alive by their last entry, though their rows are old
+        query = Query(namespace=desk.namespace, stale_for=500 * SECOND)
+        seen: list[Row] = []
+        while page := await desk.other.find(query, (seen[-1].heartbeat, seen[-1].key) if seen else None, limit=3):
+            seen += page
+        places = [(row.heartbeat, row.key) for row in seen]
+        assert places == sorted(places)
+        silent = {pen.session_id for pen in pens} - {pen.session_id for pen in busy}
+        assert sorted(row.session_id for row in seen) == sorted(silent)
+        assert sum((await desk.other.count(query)).states.values()) == len(silent)
+
+    @on_a_desk
+    async def test_counts_add_up(self, desk: Desk) -> None:
+        """Sessions are counted by state and by agent type, entries and bytes over the whole store."""
+        before = await desk.other.count(Query(namespace=desk.namespace))
+        assert (before.states, before.agent_types) == ({}, {})
+        pens = [await desk.create(name, agent_type="coder" if name == "a" else "") for name in "abc"]
+        await desk.write(pens[0], 2, Kind.PAUSED, whole={"state": "paused"})
+        await desk.delete(pens[2])
+        after = await desk.other.count(Query(namespace=desk.namespace))
+        assert after.states == {"paused": 1, "active": 1}
+        assert after.agent_types == {"coder": 1, "": 1}
+        assert after.entries - before.entries == 6
+        assert after.stored_bytes > 0
+
+    # Reading entries
+
+    @on_a_desk
+    async def test_entries_are_chosen(self, desk: Desk) -> None:
+        """Ranges, kinds, a name and the newest n combine; entries come in the order of their seqs."""
+        pen = await desk.create()
+        for n in range(2, 11):
+            kind = Kind.PAUSED if n % 3 == 0 else Kind.CHECKPOINT
+            await desk.write(pen, 1, kind, name="even" if n % 2 == 0 else "odd")
+        marks = frozenset({Kind.CHECKPOINT})
+        cases: list[tuple[dict[str, Any], list[int]]] = [
+            ({}, [*range(1, 11)]),
+            ({"ranges": [(3, 5)]}, [3, 4, 5]),
+            ({"ranges": [(0, 2), (4, 4), (9, 99)]}, [1, 2, 4, 9, 10]),
+            ({"ranges": []}, []),
+            ({"ranges": [(5, 4), (11, 20)]}, []),
+            ({"kinds": marks}, [2, 4, 5, 7, 8, 10]),
+            ({"kinds": frozenset({Kind.CREATED, Kind.PAUSED})}, [1, 3, 6, 9]),
+            ({"kinds": frozenset[int]()}, []),
+            ({"name": "even"}, [2, 4, 6, 8, 10]),
+            ({"name": "Even"}, []),
+            ({"newest": 3}, [8, 9, 10]),
+            ({"newest": 0}, []),
+            ({"newest": 99}, [*range(1, 11)]),
+            ({"newest": 2, "kinds": marks}, [8, 10]),
+            ({"newest": 1, "name": "odd", "ranges": [(1, 6)]}, [5]),
+            ({"newest": 4, "ranges": [(1, 3), (6, 7)]}, [2, 3, 6, 7]),
+            ({"newest": 2, "ranges": [(1, 3), (6, 9)], "kinds": marks, "name": "even"}, [2, 8]),
+        ]
+        for how, expected in cases:
+            assert [entry.seq for entry in await desk.log(pen, **how)] == expected, how
+        assert await desk.store.entries(fresh_key()) == []
+
+    @on_a_desk
+    async def test_entries_without_frames_tell_their_size(self, desk: Desk) -> None:
+        """Without frames everything else is there, the note and the size too."""
+        pen = await desk.create()
+        await desk.write(pen, frame=b"12345", note=b"123")
+        await desk.write(pen, frame=None, note=None)
+        whole, bare = await desk.log(pen), await desk.log(pen, frames=False)
+        assert [entry.size for entry in bare[1:]] == [8, 0]
+        assert [entry.frame for entry in bare] == [None] * 3
+        for entry in whole:
+            entry.frame = None
+        assert bare == whole

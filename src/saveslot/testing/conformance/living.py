@@ -1,0 +1,90 @@
+"""Signs of life, and who is taken for dead without one."""
+
+from __future__ import annotations
+
+from saveslot.model import Kind, fresh_key
+from saveslot.testing.conformance.desk import ALREADY, CONFLICT, Desk, Suite, on_a_desk, spots
+from saveslot.testing.pen import SECOND, Pen
+
+
+class Living(Suite):
+    # Signs of life
+
+    @on_a_desk
+    async def test_only_signs_move_alive(self, desk: Desk) -> None:
+        """`alive` is carried from entry to entry and moved, by the store's clock, only by an entry that is a sign."""
+        pen = await desk.create(heartbeat=11)
+        expected = [11]
+        for sign, kind in [
+            (False, Kind.CHECKPOINT),
+            (True, Kind.CHECKPOINT),
+            (False, Kind.PAUSED),
+            (True, Kind.RESUMED),
+        ]:
+            desk.clock.jump(10)
+            group = pen.group(2, kind, at=1)
+            group.entries[1].sign = sign
+            await desk.land(pen, group, on=desk.other)
+            expected += [expected[-1], desk.clock() if sign else expected[-1]]
+        desk.clock.jump(10)
+        await desk.store.beat([(pen.key, None)])
+        await desk.write(pen, whole={"heartbeat": True})
+        expected.append(expected[-1])
+        assert [entry.alive for entry in await desk.log(pen)] == expected
+        assert (await desk.head(pen)).last.alive == expected[-1]
+        signed = Pen(desk.namespace, "b")
+        group = signed.begin(2, heartbeat=11)
+        group.entries[0].sign = True
+        await desk.land(signed, group)
+        assert [entry.alive for entry in await desk.log(signed)] == [desk.clock()] * 2
+
+    @on_a_desk
+    async def test_a_beat_moves_the_heartbeat_of_the_living(self, desk: Desk) -> None:
+        """A beat dates the row and is no entry; unknown, deleted and ended sessions answer 0 and stay as they are."""
+        names = ("active", "paused", "completed", "failed")
+        pens = [await desk.create(name, state=name, heartbeat=1) for name in names]
+        gone = await desk.create("gone", heartbeat=1)
+        await desk.delete(gone)
+        desk.clock.jump(5)
+        keys = [*(pen.key for pen in pens), gone.key, fresh_key()]
+        assert await desk.store.beat([(key, None) for key in keys]) == [desk.clock(), desk.clock(), 0, 0, 0, 0]
+        heads = [await desk.head(pen) for pen in pens]
+        assert [head.row.heartbeat for head in heads] == [desk.clock(), desk.clock(), 1, 1]
+        assert {head.last.seq for head in heads} == {1}
+        assert await desk.store.beat([]) == []
+
+    @on_a_desk
+    async def test_a_group_may_beat(self, desk: Desk) -> None:
+        """A group that says heartbeat dates the row and is told so; any other leaves it."""
+        pen = await desk.create(heartbeat=1)
+        desk.clock.jump(5)
+        assert (await desk.write(pen, sign=True)).heartbeat == 0
+        assert (await desk.head(pen)).row.heartbeat == 1
+        assert (await desk.write(pen, whole={"heartbeat": True})).heartbeat == desk.clock()
+        assert (await desk.head(pen)).row.heartbeat == desk.clock()
+
+    @on_a_desk
+    async def test_only_stale_spares_the_living(self, desk: Desk) -> None:
+        """A group for the stale lands only if neither a heartbeat nor a sign came for so long; to the microsecond."""
+        beaten, signed, silent = [await desk.create(name) for name in "abc"]
+        desk.clock.jump(100)
+        await desk.store.beat([(beaten.key, None)])
+        await desk.write(signed, sign=True)
+        desk.clock.jump(50)
+        fail = {"state": "failed", "only_stale": 50 * SECOND}
+        for pen in (beaten, signed):
+            verdict = await desk.send(pen.group(kind=Kind.FAILED, whole=fail))
+            assert verdict.outcome is CONFLICT
+            assert verdict.head is not None
+            assert spots([verdict.head]) == [(pen.seq, pen.prev)]
+        await desk.land(silent, silent.group(kind=Kind.FAILED, whole=fail))
+        assert await desk.ids(stale_for=50 * SECOND) == ["c"]
+        desk.clock.at += 1
+        assert sorted(await desk.ids(stale_for=50 * SECOND, state="active")) == ["a", "b"]
+        for pen in (beaten, signed):
+            group = pen.group(kind=Kind.FAILED, whole=fail)
+            stale = pen.copy()
+            await desk.land(pen, group)
+            assert (await desk.send(group)).outcome is ALREADY
+            assert (await desk.send(stale.group(kind=Kind.FAILED, whole=fail))).outcome is CONFLICT
+        assert sorted(await desk.ids(state="failed")) == ["a", "b", "c"]
