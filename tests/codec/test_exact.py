@@ -93,14 +93,6 @@ def test_a_note_comes_back_exactly(value: Any) -> None:
     assert told(codec.read_note(codec.note(value, "metadata"))) == told(value)
 
 
-@given(states)
-def test_the_document_is_the_state_as_json(value: dict[str, Any]) -> None:
-    """`document()` is one JSON text that holds each key's text."""
-    state = codec.write(None, value, 1, "data").state
-    plain = codec.decode(state.document(), tagged=False)
-    assert plain == {key: codec.decode(part, tagged=False) for key, part in state.texts.items()}
-
-
 class Colour(StrEnum):
     RED = "red"
 

@@ -11,8 +11,8 @@ from saveslot.testing import Clock, StoreConformance, behaves_like_memory, fault
 from saveslot.testing.conformance import desk
 
 FAULTS = [*faults.FAULTY_MEMORY, *faults.FAULTY_SQLITE]
-# The machine's steps come one after another: it neither cancels nor waits.
-BEYOND_THE_MACHINE = {faults.CancelledAndForgotten, faults.NobodyIsWoken}
+# The machine's steps come one after another: it neither cancels nor waits, and no two share a transaction.
+BEYOND_THE_MACHINE = {faults.CancelledAndForgotten, faults.NobodyIsWoken, faults.OneForAll}
 # It meets these too, but only after seconds; in memory (LateClaimKills, StaleIgnoresOwner) it is quicker.
 SLOW_TO_MEET = {faults.ClaimKillsFirst, faults.OwnersIgnoredInStatements}
 

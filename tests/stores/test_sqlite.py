@@ -103,8 +103,10 @@ async def test_a_writer_finishes_what_was_submitted(path: str) -> None:
     """Closing a writer in the same turn as the last job was submitted still does that job."""
     connection = apsw.Connection(path)
     connection.execute("create table done (x)")
-    writer = Writer(connection, lambda: None)
-    answer = writer.submit(lambda connection: connection.execute("insert into done values (1) returning x").get)
+    writer = Writer(
+        lambda: connection, lambda: None, lambda connection, works: [connection.execute(sql).get for sql in works]
+    )
+    answer = writer.submit("insert into done values (1) returning x")
     await writer.close()
     async with asyncio.timeout(30):
         assert await answer == 1
@@ -313,8 +315,9 @@ async def test_hot_statements_stay_index_lookups(path: str, size: str) -> None:
         looked_at += 1
         steps = [row[3] for row in connection.execute(f"explain query plan {sql}", bindings)]
         for step in steps:
-            few = step in {"SCAN sqlite_sequence", "SCAN workers"}
-            assert few or not step.startswith("SCAN") or "VIRTUAL TABLE" in step, (sql, steps)
+            few = step in {"SCAN sqlite_sequence", "SCAN workers"} or "VIRTUAL TABLE" in step or "VALUES CLAUSE" in step
+            newest = "order by feed desc limit" in sql
+            assert few or newest or not step.startswith("SCAN"), (sql, steps)
             assert "TEMP B-TREE" not in step or "sessions_by_owner (owner=?)" in steps[0], (sql, steps)
     connection.close()
     assert looked_at > 40
@@ -361,6 +364,9 @@ async def everything_hot(store: SqliteStore) -> None:
     ]
     await store.append(groups)
     await store.append([groups[0]])
+    pen.saw(groups[0])
+    many = [pen.group(), (await created(store, "warm")).group(), stale.group()]
+    await asyncio.gather(*(store.append([group]) for group in many))
     await store.heads([pen.key, ("ns", "hot")])
     await store.entries(pen.key)
     await store.entries(pen.key, [(2, 3)], frames=False)

@@ -79,6 +79,9 @@ class Server:
 
     async def close(self) -> None:
         self._closed = True
+        if self._opening is not None and not self._opening.done():
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
         if self._theirs or self._pool is None:
             return
         try:

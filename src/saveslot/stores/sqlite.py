@@ -50,6 +50,8 @@ POLL = 0.05
 
 # More entries or bytes of frames than this are never written in the event loop: 12 MB took 30 ms there.
 MANY, LARGE = 32, 256 * 1024
+# So many rows share a statement: between two statements the thread may have to wait for the interpreter.
+TOGETHER = 64
 
 _HEADER = "seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq, recipe, digest, note"
 _SIZE = "coalesce(length(frame), 0) + coalesce(length(note), 0)"
@@ -66,6 +68,16 @@ insert into checkpoints (key, seq, append_id, kind, name, at, alive, fence, leas
 select ?1, ?2, ?3, ?4, ?5, ?6, coalesce(?7, p.alive), ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15
 from checkpoints p where p.key = ?1 and p.seq = ?2 - 1 and p.append_id = ?16 and p.kind <> 9
 on conflict do nothing"""
+# The same for many. CROSS: the values lead, whatever the statistics say.
+_FOLLOW_MANY = """
+insert into checkpoints (key, seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq,
+                         recipe, digest, note, frame)
+select column1, column2, column3, column4, column5, column6, coalesce(column7, p.alive), column8, column9, column10,
+       column11, column12, column13, column14, column15
+from (values {}) cross join checkpoints p
+where p.key = column1 and p.seq = column2 - 1 and p.append_id = column16 and p.kind <> 9
+on conflict do nothing"""
+_SIXTEEN = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _BEGIN = """
 insert into checkpoints (key, seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq,
                          recipe, digest, note, frame)
@@ -94,6 +106,7 @@ class SqliteStore:
         self._local = threading.local()
         self._connections: list[apsw.Connection] = []
         self._readers = Readers(READERS)
+        self._writer = Writer(lambda: connect(path, vfs), self._told, self._carried_out)
         self._news = asyncio.Event()
         self._closed = False
 
@@ -102,11 +115,12 @@ class SqliteStore:
         cls, path: str, clock: Callable[[], int] = clock, vfs: str | None = None, uptime: Uptime | None = None
     ) -> SqliteStore:
         store = cls(path, clock, vfs, uptime)
-        connection = await asyncio.get_running_loop().run_in_executor(None, prepared, path, vfs)
-        store._writer = Writer(connection, store._told)
+        try:
+            await store._read(lambda _: None)  # the first reader makes the file, or brings it up to date
+        except BaseException:
+            store._readers.shutdown(wait=False)
+            raise
         return store
-
-    _writer: Writer
 
     def _told(self) -> None:
         self._news.set()
@@ -117,7 +131,7 @@ class SqliteStore:
             with translated(self._path):
                 connection = getattr(self._local, "connection", None)
                 if connection is None:
-                    connection = self._local.connection = connect(self._path, self._vfs)
+                    connection = self._local.connection = prepared(self._path, self._vfs)
                     connection.pragma("query_only", 1)
                     self._connections.append(connection)
                 return work(connection)
@@ -125,10 +139,10 @@ class SqliteStore:
         self._check_open()
         return await asyncio.get_running_loop().run_in_executor(self._readers, run)
 
-    async def _write(self, work: Callable[[apsw.Connection], T], *, single: bool = False, heavy: bool = False) -> T:
+    async def _write(self, work: Callable[[apsw.Connection], T], *, heavy: bool = False) -> T:
         self._check_open()
         with translated(self._path):
-            return await self._writer.submit(work, single=single, heavy=heavy)
+            return await self._writer.submit(work, heavy=heavy)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -137,12 +151,46 @@ class SqliteStore:
     # Writing
 
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
-        single = len(groups) == 1 and len(groups[0].entries) == 1 and _plain(groups[0]) and not _guarded(groups[0])
+        if len(groups) == 1 and _light(groups[0]):
+            self._check_open()
+            with translated(self._path):
+                return [await self._writer.submit(groups[0], single=True)]
         entries = [entry for group in groups for entry in group.entries]
         heavy = len(entries) > MANY or sum(len(entry.frame or b"") for entry in entries) > LARGE
-        return await self._write(
-            lambda connection: [self._land(connection, group) for group in groups], single=single, heavy=heavy
-        )
+        return await self._write(lambda connection: [self._land(connection, group) for group in groups], heavy=heavy)
+
+    def _carried_out(self, connection: apsw.Connection, works: Sequence[Any]) -> list[Any]:
+        """What a batch asks for: light groups together, then one after another those and all else that is left."""
+        light = [work for work in works if isinstance(work, Group)]
+        landed: dict[bytes, int] = {}
+        if len(light) > 1:
+            for start in range(0, len(light), TOGETHER):
+                landed |= self._together(connection, light[start : start + TOGETHER])
+        done: list[Any] = []
+        for work in works:
+            if not isinstance(work, Group):
+                done.append(work(connection))
+            elif (at := landed.pop(work.entries[0].append_id, None)) is not None:
+                done.append(Verdict(Outcome.APPENDED, [at]))
+            else:
+                done.append(self._land(connection, work))
+        return done
+
+    def _together(self, connection: apsw.Connection, groups: list[Group]) -> dict[bytes, int]:
+        """Land what one statement can: the ids of those entries, and their times."""
+        now = self._clock()
+        entries = [group.entries[0] for group in groups]
+        values: list[Any] = []
+        for group, entry in zip(groups, entries, strict=True):
+            values += _values(group.key, entry, now, now if entry.sign else None)
+            values.append(group.prev)
+        connection.execute(_FOLLOW_MANY.format(", ".join([_SIXTEEN] * len(groups))), values)
+        count = connection.changes()
+        if count == len(entries):
+            return {entry.append_id: entry.time(now) for entry in entries}
+        # What was inserted just now is the newest: nobody else writes before this transaction ends.
+        newest = "select append_id, at from checkpoints order by feed desc limit ?"
+        return dict(connection.execute(newest, (count,)))
 
     def _land(self, connection: apsw.Connection, group: Group) -> Verdict:
         now = self._clock()
@@ -462,6 +510,17 @@ def _plain(group: Group) -> bool:
 
 def _guarded(group: Group) -> bool:
     return bool(group.only_stale) or group.only_orphan is not None
+
+
+def _light(group: Group) -> bool:
+    """True for one plain checkpoint of a usual size, which follows another entry: nearly all that is ever written."""
+    return (
+        len(group.entries) == 1
+        and group.create is None
+        and not _guarded(group)
+        and _plain(group)
+        and len(group.entries[0].frame or b"") <= LARGE
+    )
 
 
 def _append_id(connection: apsw.Connection, key: bytes, seq: int) -> bytes | None:

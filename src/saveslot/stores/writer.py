@@ -14,14 +14,15 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import apsw
 
-T = TypeVar("T")
-Work = Callable[[apsw.Connection], Any]
+Work = Any  # something that `CarriedOut` understands
+CarriedOut = Callable[[apsw.Connection, Sequence[Work]], list[Any]]  # what a batch asks for, in its transaction
 
 
 class Job(NamedTuple):
@@ -45,28 +46,30 @@ WAL_PAGES = 1000
 
 
 class Writer:
-    def __init__(self, connection: apsw.Connection, told: Callable[[], None]) -> None:
-        self._connection = connection
+    """File and thread are opened and started with the first job: who only reads waits for neither."""
+
+    def __init__(
+        self, connect: Callable[[], apsw.Connection], told: Callable[[], None], carried_out: CarriedOut
+    ) -> None:
+        self._connect = connect
+        self._connection: apsw.Connection | None = None
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()  # two event loops may have the first job
         self._told = told  # called in the event loop after each commit
+        self._carried_out = carried_out
         self._forming: Batch = []
         # Loop, jobs, and 1 if they are counted in `_waiting`.
         self._queue: SimpleQueue[tuple[asyncio.AbstractEventLoop, Batch, int] | None] = SimpleQueue()
         self._waiting = 0  # batches handed to the thread and not yet answered
         self._baton = threading.Lock()  # who has it may use the connection
-        self._quick = True  # the last commit was
+        self._quick = False  # the last commit was; the first one opens the file
         self._lone = True  # the last batch was a single job
         self._turned = True  # the loop went round since the last commit in it
         self._patience = 0.0
         self._wal_pages = 0
         self._next_checkpoint = WAL_PAGES
-        connection.set_busy_handler(self._wait_for_lock)
-        connection.set_wal_hook(self._grown)
-        self._thread = threading.Thread(target=self._run, name="saveslot-writer", daemon=True)
-        self._thread.start()
 
-    def submit(
-        self, work: Callable[[apsw.Connection], T], *, single: bool = False, heavy: bool = False
-    ) -> asyncio.Future[T]:
+    def submit(self, work: Work, *, single: bool = False, heavy: bool = False) -> asyncio.Future[Any]:
         """Run in the next transaction. Cancelling the future abandons the answer; the work is done all the same."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
@@ -79,33 +82,40 @@ class Writer:
         self._forming.append(job)
         if len(self._forming) == 1:
             loop.call_soon(self._send, loop)
-        return cast("asyncio.Future[T]", answer)
+        return answer
 
-    def post(self, work: Callable[[apsw.Connection], T]) -> asyncio.Future[T]:
+    def post(self, work: Work) -> asyncio.Future[Any]:
         """The same from any event loop, while the one that this store lives in may stand still."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
-        self._queue.put((loop, [Job(work, answer, single=False, heavy=True)], 0))
-        return cast("asyncio.Future[T]", answer)
+        self._hand_over(loop, [Job(work, answer, single=False, heavy=True)], 0)
+        return answer
 
     async def close(self) -> None:
         """Finish what was submitted, then let the file go."""
         loop = asyncio.get_running_loop()
         if self._forming:
             self._send(loop)
-        self._queue.put(None)
-        await loop.run_in_executor(None, self._thread.join)
-        try:
-            self._connection.close()
-        except apsw.Error:
-            return  # the WAL could not be copied back: it stays, and holds everything
+        if self._thread is not None:
+            self._queue.put(None)
+            await loop.run_in_executor(None, self._thread.join)
+        if self._connection is not None:
+            with suppress(apsw.Error):  # the WAL could not be copied back: it stays, and holds everything
+                self._connection.close()
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         batch, self._forming = self._forming, []
         self._lone = len(batch) == 1
         if batch and not (self._lone and self._here(batch, loop)):
             self._waiting += 1
-            self._queue.put((loop, batch, 1))
+            self._hand_over(loop, batch, 1)
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, batch: Batch, counted: int) -> None:
+        self._queue.put((loop, batch, counted))
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="saveslot-writer", daemon=True)
+                self._thread.start()
 
     def _turn(self) -> None:
         self._turned = True
@@ -124,7 +134,7 @@ class Writer:
         self._told()
         if self._wal_pages >= self._next_checkpoint:
             self._waiting += 1
-            self._queue.put((loop, [], 1))
+            self._hand_over(loop, [], 1)
         return True
 
     def _run(self) -> None:
@@ -145,8 +155,8 @@ class Writer:
                 loops[loop] = loops.get(loop, 0) + counted
             with self._baton:
                 results = self._committed(batch, patience=PATIENCE) if batch else []
-                if self._wal_pages >= self._next_checkpoint:
-                    self._checkpoint()
+                if self._connection is not None and self._wal_pages >= self._next_checkpoint:
+                    self._checkpoint(self._connection)
             for loop, counted in loops.items():  # each caller in its own loop: another's may be closed
                 mine = [result for result in results if result[0].get_loop() is loop]
                 if not _told(loop, self._answered, mine, counted):
@@ -184,19 +194,25 @@ class Writer:
         return results
 
     def _transaction(self, batch: Batch) -> list[Any]:
-        connection = self._connection
+        connection = self._connection or self._opened()
         if len(batch) == 1 and batch[0].single:
-            return [batch[0].work(connection)]
+            return self._carried_out(connection, [batch[0].work])
         # IMMEDIATE takes the write lock before the first read, so two processes never both see entry n as the newest.
         connection.execute("begin immediate")
         try:
-            values = [job.work(connection) for job in batch]
+            values = self._carried_out(connection, [job.work for job in batch])
             connection.execute("commit")
         except BaseException:
             if connection.in_transaction:
                 connection.execute("rollback")
             raise
         return values
+
+    def _opened(self) -> apsw.Connection:
+        connection = self._connection = self._connect()
+        connection.set_busy_handler(self._wait_for_lock)
+        connection.set_wal_hook(self._grown)
+        return connection
 
     def _wait_for_lock(self, tries: int) -> bool:
         if time.monotonic() >= self._patience:
@@ -210,11 +226,11 @@ class Writer:
         self._wal_pages = pages
         return apsw.SQLITE_OK
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, connection: apsw.Connection) -> None:
         """Copy the WAL into the file. A reader may hold it back; then the next try is another 1,000 pages away."""
         self._next_checkpoint = self._wal_pages + WAL_PAGES
         try:
-            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         except apsw.Error:
             return  # the WAL holds everything; the next checkpoint tries again
 

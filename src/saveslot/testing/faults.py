@@ -584,6 +584,14 @@ class OwnersIgnoredInStatements(SqliteStore):
         return super()._allowed(connection, group, now)
 
 
+class OneForAll(SqliteStore):
+    """Entries that share a statement are all told that they landed."""
+
+    def _together(self, connection: apsw.Connection, groups: list[Group]) -> dict[bytes, int]:
+        super()._together(connection, groups)
+        return {group.entries[0].append_id: 1 for group in groups}
+
+
 class FeedNumbersReused(SqliteStore):
     """After a purge the feed's last numbers are given out again, as plain rowids are."""
 
@@ -604,7 +612,7 @@ class SnapshotKept(SqliteStore):
             connection.execute("begin")
         return super()._head(connection, ref)
 
-    def _writer_connection(self) -> apsw.Connection:
+    def _writer_connection(self) -> apsw.Connection | None:
         return self._writer._connection  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
