@@ -34,6 +34,7 @@ from saveslot.log import (
 from saveslot.model import PLAIN_KINDS, Kind
 from saveslot.stores import postgres_statements as sql
 from saveslot.stores.batches import Batches
+from saveslot.stores.joining import Joining
 from saveslot.stores.postgres_server import Connection, Server
 
 # Other processes' appends are seen within this time; our own wake a watcher at once.
@@ -51,6 +52,7 @@ class PostgresStore:
         self._server = server
         self._clock, self._uptime = clock, uptime
         self._batches = Batches(self._land)
+        self._joining = Joining(self._heads)
         self._news = asyncio.Event()
         self._closed = False
 
@@ -194,6 +196,9 @@ class PostgresStore:
     # Reading
 
     async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
+        return await self._joining.heads(refs)
+
+    async def _heads(self, refs: Sequence[Ref]) -> list[Head | None]:
         found: dict[Ref, Head] = {}
         keys = [ref for ref in refs if isinstance(ref, bytes)]
         names = [ref for ref in refs if not isinstance(ref, bytes)]
