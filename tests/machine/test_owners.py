@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from saveslot import SaveslotError, manager
+from saveslot import SaveslotError, manager, slot
+from saveslot.model import Kind
 from saveslot.slot import Draft, Slot
 from saveslot.slots import Doubts
 from saveslot.steps import Journal
@@ -61,7 +62,7 @@ async def nothing(*_):
 
 PLANTED = {
     "fences that do not rise": (Draft, "raise_fence", lambda _: None),
-    "a lease kept after the release": (Draft, "_let_go", lambda *_: None),
+    "a lease kept after the end": (slot, "ENDING_KINDS", frozenset({Kind.TOMBSTONE})),
     "others save in what is held": (manager, "OWNERS_ALONE", frozenset()),
     "writes in doubt that are forgotten": (Slot, "settle", nothing),
     "creations in doubt that are forgotten": (Doubts, "get", lambda *_: None),

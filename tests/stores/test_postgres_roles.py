@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -11,7 +12,7 @@ import asyncpg
 import pytest
 
 import saveslot
-from saveslot import SessionManager, Unavailable
+from saveslot import InvalidInput, SessionManager, Unavailable
 from saveslot.stack import Postgres
 from saveslot.stores import Store
 from saveslot.stores.postgres import PostgresStore
@@ -102,3 +103,22 @@ async def test_a_worker_makes_no_tables(server: Postgres) -> None:
     url = server.url.replace("//postgres@", "//worker@")
     with pytest.raises(Unavailable, match="permission denied"):
         await saveslot.open(f"{url}&schema=elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("postgresql://anna:hush-7@127.0.0.1:1/db", Unavailable),
+        ("postgresql://127.0.0.1:1/db?user=anna&password=hush-7", Unavailable),
+        ("postgresql://anna:hush-7/more@127.0.0.1:1/db", InvalidInput),
+        ("postgresql://anna:hush-7[@127.0.0.1:1/db", InvalidInput),
+    ],
+)
+async def test_an_error_has_no_password_in_it(
+    url: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever logs it logs no secret; a URL that cannot be read is no outage, and is not tried again."""
+    monkeypatch.setattr("saveslot.stores.postgres_server.PATIENCE", 0.3)
+    with pytest.raises(error) as caught:
+        await saveslot.open(url)
+    assert "hush" not in "".join(traceback.format_exception(caught.value)).replace(url, "")

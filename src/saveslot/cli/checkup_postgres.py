@@ -195,7 +195,8 @@ async def _replication(connection: Connection) -> AsyncGenerator[Finding]:
         return
     rows = await connection.fetch("""
         select coalesce(nullif(application_name, ''), host(client_addr), pid::text), sync_state,
-          extract(epoch from replay_lag)::float8, pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)::int8
+          extract(epoch from replay_lag)::float8,
+          pg_wal_lsn_diff(pg_current_wal_lsn(), coalesce(replay_lsn, flush_lsn))::int8
         from pg_stat_replication""")
     wanted, waits = await connection.fetchrow(
         "select current_setting('synchronous_standby_names'), current_setting('synchronous_commit')"

@@ -70,14 +70,18 @@ async def keeper(
     # The command finds the same store, wherever it looks for one.
     environ = {"SAVESLOT_URL": common.url, "SAVESLOT_NAMESPACE": common.settings["namespace"].value}
     commands = None if run is None else Commands(_words(run), limit, environ, say)
-    async with common.sessions(create=True, worker_beat=every, worker_ttl=max(20.0, 4 * every)) as sessions:
-        await sessions.keeper.start(stale_after=stale_after)
-        try:
-            note(f"keeping {common.place}; Ctrl-C ends it")
-            await until_terminated(Watchman(sessions, agent, commands, say).go_on(every, stale_after))
-        finally:
-            if commands is not None:
-                commands.end()
+
+    async def keep() -> None:
+        async with common.sessions(create=True, worker_beat=every, worker_ttl=max(20.0, 4 * every)) as sessions:
+            await sessions.keeper.start(stale_after=stale_after)
+            try:
+                note(f"keeping {common.place}; Ctrl-C ends it")
+                await Watchman(sessions, agent, commands, say).go_on(every, stale_after)
+            finally:
+                if commands is not None:
+                    commands.end()
+
+    await until_terminated(keep())
 
 
 def _words(run: str) -> list[str]:
