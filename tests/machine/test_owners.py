@@ -15,7 +15,7 @@ from saveslot.slot import Draft, Slot
 from saveslot.slots import Doubts
 from saveslot.steps import Journal
 from saveslot.stores.sqlite import SqliteStore
-from saveslot.testing.owners import OwnersMachine
+from saveslot.testing.owners import Boom, OwnersMachine
 
 QUICK = settings(
     max_examples=100,
@@ -75,5 +75,5 @@ def test_the_machine_sees(fault, monkeypatch):
     """A planted fault is met within a few hundred histories."""
     monkeypatch.setattr(*PLANTED[fault])
     quick = settings(QUICK, max_examples=500, phases=[Phase.generate], derandomize=True, database=None)
-    with pytest.raises((AssertionError, SaveslotError)):
+    with pytest.raises((AssertionError, SaveslotError, Boom)):
         run_state_machine_as_test(OwnersMachine, settings=quick)

@@ -156,7 +156,10 @@ class OwnersMachine(RuleBasedStateMachine):
     # How things are run
 
     def run(self, call: Awaitable[T]) -> T:
-        return self.runner.run(_awaited(call))
+        try:
+            return self.runner.run(_awaited(call))
+        except asyncio.CancelledError:
+            raise AssertionError("a step ran that should not have") from None
 
     def next(self) -> int:
         self.count += 1
