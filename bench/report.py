@@ -78,9 +78,10 @@ def targets(results: Results, sizes: Sizes) -> list[Row]:
         met = value >= limit if least else value <= limit
         return name, goal, shown, "met" if met else "**missed**"
 
-    took, loop = median(results.imports["saveslot"]), median(results.imports["asyncio"])
+    took, used, loop = (median(results.imports[name]) for name in ("saveslot", "saveslot.opening", "asyncio"))
+    shown = f"{took:.0f} ms (all that `saveslot.open` needs: {used:.0f}; asyncio alone: {loop:.0f})"
     return [
-        row("`import saveslot`, fresh process", "under 60 ms", took, f"{took:.0f} ms (asyncio alone: {loop:.0f})", 60),
+        row("`import saveslot`, fresh process", "under 60 ms", took, shown, 60),
         row("packages in the core", "3", packages, f"{packages}", 3),
         row("B: against the raw apsw loop", "at least 0.7", raw, f"{raw:.2f}", 0.7, least=True),
         row("C: 64 sessions, durable/s", "at least 15,000", rate, f"{rate:,.0f}", 15_000, least=True),

@@ -59,7 +59,7 @@ class Results:
 def run(folder: Path, sizes: Sizes, repeats: int, walk: int, say: Callable[[str], None]) -> Results:
     results = Results()
     say("imports and a first small run of everybody")
-    for name in ("saveslot", "asyncio") * 10:
+    for name in ("saveslot", "saveslot.opening", "asyncio") * 10:
         results.imports[name].append(fresh.import_ms(name))
     warm_up(folder)
     for repeat in range(repeats):

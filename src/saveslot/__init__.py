@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from saveslot.errors import (
@@ -20,19 +21,19 @@ from saveslot.errors import (
     TooLarge,
     Unavailable,
 )
-from saveslot.glance import LogLine
-from saveslot.held import Held
-from saveslot.lifecycle import SessionState
-from saveslot.log import Event
-from saveslot.manager import SessionManager
-from saveslot.model import AgentSession, Checkpoint, Owner, SessionCheckpoint
-from saveslot.opening import open  # noqa: A004  (saveslot.open reads well)
-from saveslot.reading import Page
-from saveslot.steps import Step
 
 if TYPE_CHECKING:
     from saveslot import blocking as blocking
     from saveslot.checkpoints import CheckpointManager
+    from saveslot.glance import LogLine
+    from saveslot.held import Held
+    from saveslot.lifecycle import SessionState
+    from saveslot.log import Event
+    from saveslot.manager import SessionManager
+    from saveslot.model import AgentSession, Checkpoint, Owner, SessionCheckpoint
+    from saveslot.opening import open  # noqa: A004  (saveslot.open reads well)
+    from saveslot.reading import Page
+    from saveslot.steps import Step
 
 __version__ = "0.1.0"
 
@@ -67,14 +68,33 @@ __all__ = [
 ]
 
 
+# Where each name lives. It is imported with its first use: asyncio alone takes longer than everything of ours, and a
+# program that only catches our errors, or prints its help, needs neither.
+_HOMES = {
+    "AgentSession": "model",
+    "Checkpoint": "model",
+    "CheckpointManager": "checkpoints",
+    "Event": "log",
+    "Held": "held",
+    "LogLine": "glance",
+    "Owner": "model",
+    "Page": "reading",
+    "SessionCheckpoint": "model",
+    "SessionManager": "manager",
+    "SessionState": "lifecycle",
+    "Step": "steps",
+    "open": "opening",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """What synchronous callers use is imported with its first use: it takes a tenth as long as all the rest."""
-    if name == "CheckpointManager":
-        from saveslot.checkpoints import CheckpointManager
-
-        return CheckpointManager
+    if name in _HOMES:
+        found = globals()[name] = getattr(import_module(f"saveslot.{_HOMES[name]}"), name)
+        return found
     if name == "blocking":
-        from importlib import import_module
-
         return import_module("saveslot.blocking")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
