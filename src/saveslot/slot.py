@@ -348,12 +348,14 @@ class Slot:
 
     async def _cold(self, seq: int, kinds: frozenset[Kind]) -> tuple[codec.State, list[Entry]]:
         """The state that an entry holds, and its frames; entry 0 is the empty state."""
-        [entry] = await self._store.entries(self.key, [(seq, seq)], frames=False) if seq else [None]
+        [entry] = await self._store.entries(self.key, [(seq, seq)]) if seq else [None]
         if entry is None or not entry.recipe:
             state = codec.State()
             state.tip = seq
             return state, []
-        frames = await self._store.entries(self.key, needed([entry]), kinds=kinds)
+        ranges = needed([entry])
+        alone = ranges == [(seq, seq)]  # a keyframe: it is here already
+        frames = [entry] if alone else await self._store.entries(self.key, ranges, kinds=kinds)
         state = rebuilt(self.session_id, entry, frames)
         state.tip = seq
         return state, frames
