@@ -66,7 +66,11 @@ class Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.remove()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
