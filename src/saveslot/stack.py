@@ -13,7 +13,6 @@ import socket
 import subprocess
 import tempfile
 import time
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self, cast
@@ -179,15 +178,20 @@ class Valkey(Server):
             return False
 
 
-@cache
+_copies: dict[Path, Path] = {}
+
+
 def _copied(package: Path) -> Path:
     """The wheel where `nobody` may look, until this process ends: it may lie under /root, for instance."""
+    if package in _copies and _copies[package].exists():
+        return _copies[package]
     room = Path(tempfile.mkdtemp(prefix="saveslot-wheel-"))
     atexit.register(shutil.rmtree, room, ignore_errors=True)
     room.chmod(0o755)
     shutil.copytree(package / "pginstall18", room / package.name / "pginstall18")
     shutil.copytree(package.with_name(f"{package.name}.libs"), room / f"{package.name}.libs")  # found relative to it
-    return room / package.name
+    _copies[package] = room / package.name
+    return _copies[package]
 
 
 def _reachable(path: Path) -> bool:
