@@ -178,7 +178,8 @@ def test_servers_end_by_ctrl_c_while_they_start(terminal, shared):
     view.type("\x03")
     assert view.end() == 130
     assert "Traceback" not in view.seen
-    assert servers(shared) == list(shared.iterdir()) == []
+    left = [path for path in shared.iterdir() if not path.name.startswith("saveslot-wheel-")]  # until the process ends
+    assert servers(shared) == left == []
 
 
 def test_a_server_that_does_not_start_leaves_nothing(shared, monkeypatch, run):
