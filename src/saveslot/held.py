@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import wraps
 from inspect import isawaitable
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from saveslot import codec, steps
 from saveslot.errors import Conflict, InvalidInput, LeaseLost, NotFound, SaveslotError, Unavailable
@@ -17,40 +16,11 @@ from saveslot.log import Head, Outcome, Verdict, moment
 from saveslot.lookup import Lookup
 from saveslot.model import STEP_KINDS, AgentSession, Checkpoint, Data, Kind, Owner, as_data
 from saveslot.saving import Save, drafted
-from saveslot.slot import ABOUT, CALLER, Caller, Draft, Point, Slot, refusal
+from saveslot.settling import settled
+from saveslot.slot import ABOUT, Draft, Point, Slot, refusal
 from saveslot.steps import Journal, Mode, OnUnknown, Step
 
-P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T", bound="Settles")
-
-
-class Settles(Protocol):
-    running: set[asyncio.Future[Any]]  # writes under way
-
-
-def settled(
-    verb: Callable[Concatenate[T, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[T, P], Coroutine[Any, Any, R]]:
-    """Cancelling the caller abandons the answer, never the write; the same asked once more is told that answer."""
-
-    @wraps(verb)
-    async def run(self: T, *args: P.args, **kwargs: P.kwargs) -> R:
-        caller = Caller()
-        before = CALLER.set(caller)
-        task = asyncio.ensure_future(verb(self, *args, **kwargs))
-        CALLER.reset(before)
-        self.running.add(task)
-        task.add_done_callback(self.running.discard)
-        try:
-            answer = await asyncio.shield(task)
-        except (asyncio.CancelledError, Unavailable):
-            caller.leave()
-            raise
-        caller.heard()
-        return answer
-
-    return run
 
 
 class Run:
@@ -95,7 +65,7 @@ class Held:
         self._over: SaveslotError | None = None  # why nothing can be written any more
         self._journal: Journal | None = None
         self._steps: dict[tuple[str, str | None], asyncio.Lock] = {}
-        self._asked: dict[str, bytes | None] = {}  # the arguments of steps without a key, by name
+        self._asked: dict[str, bytes] = {}  # the arguments of steps without a key, by name
         self._unrun: dict[tuple[str, str | None], int] = {}  # starts of ours, by seq, whose run nobody was handed
 
     async def __aenter__(self) -> Self:
@@ -422,12 +392,9 @@ class Held:
             await self._landed_before(run)
             await self._journal_step(Kind.STEP_FAILED, run.step, {"error": error[: steps.MAX_ERROR]})
 
-    async def _journal_step(
-        self, kind: Kind, step: Step, more: Data | None = None, result: bytes | None = None
-    ) -> None:
-        note: Data = {} if step.key is None else {"key": step.key}
+    async def _journal_step(self, kind: Kind, step: Step, note: Data, result: bytes | None = None) -> None:
         draft = self._slot.draft()
-        draft.step(kind, step.name, note | (more or {}), result)
+        draft.step(kind, step.name, note if step.key is None else {"key": step.key, **note}, result)
         await self._append(draft)
 
     async def _journaled(self) -> Journal:

@@ -50,7 +50,7 @@ class Holder(Protocol):
 
 def checked(beat: float, ttl: float, max_block: float) -> dict[str, float]:
     """Three beats at least: one may get lost, and the next one must still be in time."""
-    if not 0 < beat * 2.999 <= ttl:
+    if not 0 < beat * 2.999 <= ttl:  # 3 * 0.1 is more than 0.3
         raise InvalidInput("worker_ttl", f"must be at least three beats of {beat} s, not {ttl} s")
     if max_block <= 0:
         raise InvalidInput("max_block", f"must be more than 0 s, not {max_block}")

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from saveslot import codec, transfer
 from saveslot.errors import AlreadyExists, Conflict, InvalidInput, InvalidTransition, NotFound
-from saveslot.held import settled
 from saveslot.holding import SessionHolder
 from saveslot.keeper import Keeper
 from saveslot.lifecycle import FAILED, SessionState, follow
@@ -36,14 +35,12 @@ from saveslot.model import (
     now,
 )
 from saveslot.saving import Save, drafted
+from saveslot.settling import settled
 from saveslot.slot import ABOUT, Draft, Point, Slot, beginning, creation, refusal
 from saveslot.slots import Doubts, Slots
 from saveslot.stores import Store
 from saveslot.stores.memory import MemoryStore
 from saveslot.timeline import shown
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 # While someone holds a session these are the owner's alone.
 OWNERS_ALONE = DATA_KINDS | {Kind.COMPLETED}

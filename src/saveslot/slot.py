@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable
-from contextvars import ContextVar
-from itertools import count
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 from saveslot import codec
@@ -19,6 +17,7 @@ from saveslot.errors import Conflict, Corrupt, HistoryLost, LeaseLost, NotFound,
 from saveslot.lifecycle import SessionState
 from saveslot.log import Entry, Group, Head, Outcome, Row, Verdict, Worker
 from saveslot.model import DATA_KINDS, Data, Kind, as_data
+from saveslot.settling import CALLER, Caller
 from saveslot.stores import Store
 from saveslot.timeline import C, Range, Timeline, merged, needed, note_of
 
@@ -197,41 +196,6 @@ class Draft:
     def _add(self, entry: Entry, **reached: Any) -> None:
         self.group.entries.append(entry)
         self.at = self.at._replace(seq=entry.seq, append_id=entry.append_id, **reached)
-
-
-_order = count(1)
-
-
-class Caller:
-    """Whoever asked for a write. One that was cancelled, or told that the store is away, does not know what became of
-    it, and may ask again.
-    """
-
-    def __init__(self) -> None:
-        self.gone = 0  # when it left without knowing, in the order of such things
-        self._began = next(_order)
-        self._when_heard: list[Callable[[], None]] = []
-
-    def leave(self) -> None:
-        self.gone = next(_order)
-
-    def repeats(self, other: Caller) -> bool:
-        """True if it may be the other one, asking again; who came while the other was there is somebody else."""
-        return 0 < other.gone < self._began
-
-    def same(self, other: Caller) -> bool:
-        """True if either may be the other: one that is on its way unheard may be overtaken by its repetition."""
-        return self.repeats(other) or other.repeats(self)
-
-    def when_heard(self, forget: Callable[[], None]) -> None:
-        self._when_heard.append(forget)
-
-    def heard(self) -> None:
-        for forget in self._when_heard:
-            forget()
-
-
-CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 class Turns(asyncio.Lock):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from saveslot.log import Head
-from saveslot.slot import CALLER, Caller, Draft, Slot
+from saveslot.settling import CALLER, Caller
+from saveslot.slot import Draft, Slot
 
 # The states that the next changes are compared with. One that was pushed out costs a resume when it is needed again.
 CACHE_BYTES = 64 * 1024 * 1024

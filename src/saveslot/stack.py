@@ -13,6 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self, cast
@@ -25,7 +26,7 @@ PATIENCE = 30.0
 NOBODY = 65534
 
 
-class Server:
+class Server(ABC):
     """A server process with a folder of its own."""
 
     name: str
@@ -89,11 +90,12 @@ class Server:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
+    @abstractmethod
     def _prepared(self) -> list[str]:
-        raise NotImplementedError
+        """The command that starts it."""
 
-    def _answers(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _answers(self) -> bool: ...
 
     def _as(self) -> dict[str, Any]:
         return {"start_new_session": True, "cwd": self.folder, "env": {**os.environ, "LC_ALL": "C.UTF-8"}}
