@@ -30,6 +30,7 @@ class Shaky:
     """One process's way to the store: beats fail or hang, answers get lost, pages fail. The store itself is well."""
 
     beats = ""  # "fail", "hang"
+    beaten = 0  # how many arrived
     late = never = 0  # appends whose answer gets lost, or that do not arrive
     before = None  # what happens before each append
     no_page: Callable[..., bool] = staticmethod(lambda _: False)
@@ -45,7 +46,9 @@ class Shaky:
             await asyncio.sleep(0.01)
         if worker is not None and self.beats == "fail":
             raise Unavailable("the beat did not arrive")
-        return await self.store.beat(signs, worker)
+        answer = await self.store.beat(signs, worker)
+        self.beaten += worker is not None
+        return answer
 
     async def append(self, groups):
         if self.before is not None and groups:
@@ -286,8 +289,8 @@ async def test_nobody_takes_a_session_from_the_living(agents):
 
     async def revived() -> None:
         found.set()
-        agent.way.beats = ""
-        await until(lambda: not held.lost.is_set())
+        beaten, agent.way.beats = agent.way.beaten, ""
+        await until(lambda: agent.way.beaten > beaten)
 
     other.way.before = revived
     agent.way.beats = "fail"
