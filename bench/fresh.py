@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -42,14 +43,18 @@ def _printed(*arguments: str) -> bytes:
 
 async def resume_ms(contender: str, path: str) -> float:
     """Open, read, decode. Imports are not counted: for one contender they take longer than everything else."""
+    from bench import servers
     from bench.contenders import CONTENDERS, LANGGRAPH, OPENAI
 
-    if contender == OPENAI:
-        import agents  # noqa: F401
-    elif contender == LANGGRAPH:
-        import langgraph.checkpoint.sqlite.aio  # noqa: F401
-    else:
-        import saveslot.stores.sqlite  # noqa: F401
+    used = {
+        OPENAI: ["agents"],
+        LANGGRAPH: ["langgraph.checkpoint.sqlite.aio"],
+        servers.GRAPH: ["langgraph.checkpoint.postgres.aio", "psycopg_pool"],
+        servers.SLOT: ["saveslot.stores.postgres"],
+        servers.HOT: ["saveslot.stores.postgres", "saveslot.stores.tiered"],
+    }
+    for module in used.get(contender, ["saveslot.stores.sqlite"]):
+        import_module(module)
     return await timed_resume(CONTENDERS[contender], path)
 
 

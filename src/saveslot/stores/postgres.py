@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -97,14 +96,24 @@ class PostgresStore:
     async def _land(self, groups: list[Group]) -> list[Verdict]:
         """One statement for each sort of group; who did not land is told why, in a new snapshot."""
         verdicts: dict[int, Verdict] = {}
+        lone = groups[0]
+        if len(groups) == len(lone.entries) == 1 and _plain(lone):
+            values = _values(lone, lone.entries[0], signed=lone.entries[0].sign)
+            if found := await self._fetch(sql.LONE, self._times(), *values):
+                self._tell()
+                return [Verdict(Outcome.APPENDED, [found[0][0]])]
         for sort in (_creates, _plain, _changes, _guarded):
             chosen = [n for n, group in enumerate(groups) if sort(group)]
             if chosen:
                 found = await self._landed([groups[n] for n in chosen], sort)
                 verdicts.update(zip(chosen, found, strict=True))
+        self._tell()
+        return [verdicts[n] for n in range(len(groups))]
+
+    def _tell(self) -> None:
+        """Wake whoever waits for news."""
         self._news.set()
         self._news = asyncio.Event()
-        return [verdicts[n] for n in range(len(groups))]
 
     async def _landed(self, groups: list[Group], sort: Callable[[Group], bool]) -> list[Verdict]:
         verdicts: dict[int, Verdict] = {}
@@ -319,33 +328,27 @@ def _changes(group: Group) -> bool:
 
 
 def _statement(groups: list[Group], sort: Callable[[Group], bool]) -> tuple[str, list[list[Any]]]:
-    columns: list[list[Any]] = [[] for _ in range(17)]
+    rows: list[tuple[Any, ...]] = []
     for group in groups:
-        signed = accumulate((entry.sign for entry in group.entries), lambda a, b: a or b)
-        for entry, alive in zip(group.entries, signed, strict=True):
+        signed = False
+        for entry in group.entries:
+            signed = signed or entry.sign
             first = entry is group.entries[0]
-            for column, value in zip(
-                columns,
-                (
-                    *(
-                        group.key,
-                        entry.seq,
-                        entry.append_id,
-                        group.prev if first else None,
-                        int(entry.kind),
-                        entry.name,
-                    ),
-                    *(entry.at, alive, entry.fence, entry.lease, entry.data_seq, entry.about_seq, entry.recipe),
-                    *(entry.digest, entry.note, entry.frame, first),
-                ),
-                strict=True,
-            ):
-                column.append(value)
+            rows.append((*_values(group, entry, signed=signed), first))
+    columns = [list(column) for column in zip(*rows, strict=True)]
     if sort is _plain:
         return sql.PLAIN, columns
-    rows = [_created(group) if sort is _creates else _changed(group) for group in groups]
+    told = [_created(group) if sort is _creates else _changed(group) for group in groups]
     statement = sql.CREATE if sort is _creates else sql.GUARDED if sort is _guarded else sql.CHANGING
-    return statement, [*columns, *(list(column) for column in zip(*rows, strict=True))]
+    return statement, [*columns, *(list(column) for column in zip(*told, strict=True))]
+
+
+def _values(group: Group, entry: Entry, *, signed: bool) -> tuple[Any, ...]:
+    prev = group.prev if entry is group.entries[0] else None
+    return (
+        *(group.key, entry.seq, entry.append_id, prev, int(entry.kind), entry.name, entry.at, signed, entry.fence),
+        *(entry.lease, entry.data_seq, entry.about_seq, entry.recipe, entry.digest, entry.note, entry.frame),
+    )
 
 
 def _changed(group: Group) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ import asyncpg
 
 from saveslot.errors import InvalidInput, SaveslotError, Unavailable
 from saveslot.stores import shown
+from saveslot.stores.lines import Lines
 
 T = TypeVar("T")
 Connection = Any  # asyncpg.Connection, or one of its pool: the stubs do not tell them apart
@@ -54,6 +55,7 @@ class Server:
         self._shown = shown(url) or "PostgreSQL"
         self._pool = pool
         self._theirs = pool is not None
+        self._lines: Lines | None = None
         self._closed = False
         self._opening: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -67,11 +69,8 @@ class Server:
 
     async def _opened(self) -> None:
         self._loop = asyncio.get_running_loop()
-        if self._pool is None:
-            pool: Any = asyncpg.create_pool(
-                self._dsn, min_size=0, max_size=POOL, timeout=PATIENCE, statement_cache_size=self._cache
-            )
-            self._pool = await pool
+        if not self._theirs:
+            self._lines = Lines(self._connected, POOL)
         try:
             await self._tried(self._migrated)
         except ValueError:  # it may quote a part of the password
@@ -82,16 +81,16 @@ class Server:
         if self._opening is not None and not self._opening.done():
             self._opening.cancel()
             await asyncio.wait([self._opening])
-        if self._theirs or self._pool is None:
-            return
-        try:
-            await asyncio.wait_for(self._pool.close(), PATIENCE)
-        except PASSING:
-            self._pool.terminate()
+        if self._lines is not None:
+            try:
+                await asyncio.wait_for(self._lines.close(PATIENCE), PATIENCE)
+            except PASSING:
+                self._lines.terminate()
 
     async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Do it, and again when the connection breaks: everything asked here may be asked twice."""
-        await self.open()
+        if self._opening is None or not self._opening.done() or self._opening.exception() is not None:
+            await self.open()
         return await self._within(self._tried(work))
 
     async def run_beside(self, work: Callable[[Connection], Awaitable[T]]) -> T:
@@ -128,8 +127,14 @@ class Server:
         wait = 0.02
         while True:
             try:
-                async with self._pool.acquire() as connection:
-                    return await self._worked(connection, work)
+                if self._lines is None:
+                    async with self._pool.acquire() as connection:
+                        return await self._worked(connection, work)
+                line = await self._lines.take()
+                try:
+                    return await self._worked(line, work)
+                finally:
+                    self._lines.give(line)
             except asyncpg.ClientConfigurationError:  # no server was asked
                 raise
             except PASSING as exc:
@@ -141,13 +146,14 @@ class Server:
     async def _worked(self, connection: Connection, work: Callable[[Connection], Awaitable[T]]) -> T:
         try:
             return await work(connection)
-        except PASSING:
+        except (*PASSING, asyncio.CancelledError):
             connection.terminate()  # whatever state it is in, nobody else shall get it
             raise
 
     async def _within(self, work: Awaitable[T]) -> T:
         try:
-            return await asyncio.wait_for(work, PATIENCE)
+            async with asyncio.timeout(PATIENCE):
+                return await work
         except SaveslotError:
             raise
         except PASSING as exc:

@@ -1,0 +1,261 @@
+"""The same shapes on PostgreSQL 18, started for it from its wheel, with and without Valkey in front.
+
+Each contender gets a database of its own in one server with its default settings (fsync and synchronous_commit on).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from time import perf_counter
+from typing import Any
+
+import asyncpg
+import msgspec
+
+import saveslot
+from bench import fresh
+from bench.contenders import CONTENDERS, AppendingBook, BareBook, Book, LangGraphBook, Open, SaveslotBook
+from saveslot.benchmark import QUICK, Message, Series, Sizes, State, at_once, long_session, one_by_one
+from saveslot.stack import Postgres, Valkey
+
+SLOT, ADDING, HOT = "Saveslot on PostgreSQL", "Saveslot on PostgreSQL, append=", "Saveslot on PostgreSQL + Valkey"
+LOOP, BLOB = "raw asyncpg loop", "bare JSON blob in PostgreSQL, msgspec"
+GRAPH = "LangGraph AsyncPostgresSaver"
+
+LONG = (SLOT, ADDING, HOT, LOOP, GRAPH)
+SMALL = (SLOT, HOT, LOOP, GRAPH)
+CROWD = (SLOT, HOT, GRAPH)
+RESUMED = (SLOT, HOT, BLOB, GRAPH)
+ROUNDS = 3
+FRESH_RESUMES, PEER_RESUMES = 5, 1
+READERS = 64
+READS = 200  # each
+
+
+@dataclass
+class Results:
+    long: dict[str, list[Series]] = field(default_factory=lambda: defaultdict(list))
+    stored: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # bytes a checkpoint
+    logged: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # bytes of WAL a checkpoint
+    small: dict[str, list[Series]] = field(default_factory=lambda: defaultdict(list))
+    crowd: dict[str, list[Series]] = field(default_factory=lambda: defaultdict(list))
+    resumed: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # ms, fresh process
+    reopened: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # ms, same process
+    heads: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # reads a second
+
+
+def run(sizes: Sizes, repeats: int, say: Callable[[str], None]) -> Results:
+    results = Results()
+    with Postgres() as postgres, Valkey() as valkey:
+        bench = _Bench(postgres, valkey, results, sizes)
+        for name in dict.fromkeys(LONG + RESUMED):
+            with bench.databases([name]) as urls:
+                asyncio.run(_long(name, urls[name], QUICK))
+        for repeat in range(repeats):
+            say(f"repeat {repeat + 1} of {repeats}: PostgreSQL, small checkpoints")
+            for turn in range(ROUNDS):
+                bench.small(repeat + turn)
+            say(f"repeat {repeat + 1} of {repeats}: PostgreSQL, long sessions and resume")
+            bench.long(repeat)
+    return results
+
+
+class _Bench:
+    def __init__(self, postgres: Postgres, valkey: Valkey, results: Results, sizes: Sizes) -> None:
+        self._postgres, self._valkey = postgres, valkey
+        self._results, self._sizes = results, sizes
+        self._numbers = count()
+
+    @contextmanager
+    def databases(self, names: list[str]) -> Iterator[dict[str, str]]:
+        """A new database for each name, gone afterwards. With the hot tier's address behind a space where one is."""
+        made = {name: f"bench_{next(self._numbers)}" for name in names}
+        self._tell(f"create database {database}" for database in made.values())
+        base, _, _ = self._postgres.url.partition("?")
+        whole = self._postgres.url
+        urls = {name: whole.replace(base, base.rpartition("/")[0] + "/" + made[name]) for name in names}
+        try:
+            yield {name: f"{url} {self._valkey.url}" if name == HOT else url for name, url in urls.items()}
+        finally:
+            self._tell(f"drop database {database} with (force)" for database in made.values())
+
+    def _tell(self, statements: Iterator[str]) -> None:
+        async def tell() -> None:
+            connection = await asyncpg.connect(self._postgres.url)
+            for statement in statements:
+                await connection.execute(statement)
+            await connection.close()
+
+        asyncio.run(tell())
+
+    def small(self, first: int) -> None:
+        for name in rotated(SMALL, first):
+            with self.databases([name]) as urls:
+                self._results.small[name].append(asyncio.run(_small(name, urls[name], self._sizes)))
+        for name in rotated(CROWD, first):
+            with self.databases([name]) as urls:
+                self._results.crowd[name].append(asyncio.run(_crowd(name, urls[name], self._sizes)))
+
+    def long(self, first: int) -> None:
+        found, sizes = self._results, self._sizes
+        with self.databases([*LONG, BLOB]) as urls:
+            for name in rotated(LONG, first):
+                series, stored, logged = asyncio.run(_weighed(name, urls[name], sizes))
+                found.long[name].append(series)
+                found.stored[name].append(stored / sizes.turns)
+                found.logged[name].append(logged / sizes.turns)
+            asyncio.run(_long(BLOB, urls[BLOB], sizes))
+            for turn in range(sizes.resumes):
+                for name in rotated(RESUMED, turn):
+                    if turn < (PEER_RESUMES if name == GRAPH else FRESH_RESUMES):
+                        found.resumed[name].append(fresh.ask("resume", name, urls[name]))
+                    found.reopened[name].append(asyncio.run(fresh.timed_resume(CONTENDERS[name], urls[name])))
+            for name in (SLOT, HOT):
+                found.heads[name].append(asyncio.run(_heads(urls[name])))
+
+
+async def _long(name: str, url: str, sizes: Sizes) -> Series:
+    async with CONTENDERS[name](url, 1) as book:
+        return await long_session(book.save, sizes, _quiet)
+
+
+async def _weighed(name: str, url: str, sizes: Sizes) -> tuple[Series, int, int]:
+    """A long session, what its database grew by, and how much WAL it wrote."""
+    size = "select pg_database_size(current_database()), (pg_current_wal_insert_lsn() - '0/0')::int8"
+    eye = await asyncpg.connect(url.partition(" ")[0])
+    try:
+        async with CONTENDERS[name](url, 1) as book:
+            stored, logged = await eye.fetchrow(size)
+            series = await long_session(book.save, sizes, _quiet)
+            grown, written = await eye.fetchrow(size)
+        return series, grown - stored, written - logged
+    finally:
+        await eye.close()
+
+
+async def _small(name: str, url: str, sizes: Sizes) -> Series:
+    async with CONTENDERS[name](url, 1) as book:
+        return await one_by_one(book.save, sizes, _quiet)
+
+
+async def _crowd(name: str, url: str, sizes: Sizes) -> Series:
+    each = max(10, sizes.each // 8) if name == GRAPH else 2 * sizes.each  # a peer takes as long for fewer
+    async with CONTENDERS[name](url, sizes.sessions) as book:
+        return await at_once(book.save, msgspec.structs.replace(sizes, each=each), _quiet)
+
+
+async def _heads(url: str) -> float:
+    """Strong reads of heads: so many readers, each one after another."""
+    async with _opened(url) as sessions:
+        heads = sessions._store.heads  # noqa: SLF001  (no decoding, no session value: the read itself)
+
+        async def read() -> None:
+            for _ in range(READS):
+                await heads([("default", "0")])
+
+        await read()
+        start = perf_counter()
+        await asyncio.gather(*(read() for _ in range(READERS)))
+        return READERS * READS / (perf_counter() - start)
+
+
+# Contenders
+
+
+def _opened(url: str) -> Any:
+    url, _, hot = url.partition(" ")
+    return saveslot.open(url, hot=hot or None)
+
+
+def _saveslot_as(book: type[SaveslotBook]) -> Open:
+    @asynccontextmanager
+    async def opened(url: str, sessions: int) -> AsyncGenerator[Book]:
+        async with _opened(url) as manager:
+            for n in range(sessions):
+                await manager.create_session("benchmark", session_id=str(n))
+            yield book(manager)
+
+    return opened
+
+
+class LoopBook:
+    """The new message only, one row and one commit: no versions, no sessions, no checks."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    async def save(self, session: int, new: Message, _state: State) -> object:
+        insert = "insert into rows (session, body) values ($1, $2)"
+        return await self.connection.execute(insert, session, msgspec.json.encode(new))
+
+    async def load(self, session: int) -> Any:
+        rows = await self.connection.fetch("select body from rows where session = $1 order by id", session)
+        return [msgspec.json.decode(body) for (body,) in rows]
+
+
+class BlobBook(LoopBook):
+    """The whole state as JSON bytes in one row: only the newest, or it would take the machine's disk."""
+
+    async def save(self, _session: int, _new: Message, state: State) -> object:
+        self.body = msgspec.json.encode(state)
+        return None
+
+    async def load(self, session: int) -> Any:
+        find = "select body from rows where session = $1 order by id desc limit 1"
+        return BareBook.decode(await self.connection.fetchval(find, session))
+
+
+@asynccontextmanager
+async def _raw(book: type[LoopBook], url: str, _sessions: int) -> AsyncGenerator[Book]:
+    connection = await asyncpg.connect(url)
+    if _sessions:
+        await connection.execute(
+            "create table rows (id bigserial primary key, session int, body bytea); create index on rows (session, id)"
+        )
+        await connection.execute("alter table rows alter column body set storage external")
+    made = book(connection)
+    yield made
+    if isinstance(made, BlobBook) and _sessions:
+        await connection.execute("insert into rows (session, body) values (0, $1)", made.body)
+    await connection.close()
+
+
+@asynccontextmanager
+async def _langgraph(url: str, sessions: int) -> AsyncGenerator[Book]:
+    from langgraph.checkpoint.base import empty_checkpoint
+    from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+    from psycopg.rows import dict_row
+    from psycopg_pool import AsyncConnectionPool
+
+    settings = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
+    async with AsyncConnectionPool(url, min_size=1, max_size=16, kwargs=settings, open=False) as pool:
+        saver = AsyncPostgresSaver(pool)
+        if sessions:
+            await saver.setup()
+        yield LangGraphBook(saver, empty_checkpoint)
+
+
+CONTENDERS.update(
+    {
+        SLOT: _saveslot_as(SaveslotBook),
+        ADDING: _saveslot_as(AppendingBook),
+        HOT: _saveslot_as(SaveslotBook),
+        LOOP: partial(_raw, LoopBook),
+        BLOB: partial(_raw, BlobBook),
+        GRAPH: _langgraph,
+    }
+)
+
+
+def rotated(names: tuple[str, ...], by: int) -> tuple[str, ...]:
+    by %= len(names)
+    return names[by:] + names[:by]
+
+
+def _quiet(*_: Any) -> None: ...
