@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -42,6 +43,9 @@ POLL = 0.05
 TRIES = 5
 # A worker that crashed and owns nothing leaves a row that nobody needs: gone after an hour.
 LEFTOVER = 3600 * 1_000_000
+# Of an entry: it is a sign of life, or follows one; it is the first of its group; what it has.
+SIGNED, FIRST, LEASE, NOTE, FRAME = 1, 2, 4, 8, 16
+NOBODY = bytes(16)
 
 
 class PostgresStore:
@@ -75,8 +79,9 @@ class PostgresStore:
     def _sql(self, statement: str) -> str:
         return statement.replace("{s}", self._server.schema)
 
-    def _times(self) -> list[int | None]:
-        return [None if clock is None else clock() for clock in (self._clock, self._uptime)]
+    def _times(self) -> str:
+        """Those of a test's clocks, where it brings any, as an array."""
+        return _array("null" if clock is None else clock() for clock in (self._clock, self._uptime))
 
     async def _fetch(self, statement: str, *values: Any) -> list[Any]:
         self._check_open()
@@ -144,8 +149,8 @@ class PostgresStore:
 
     async def _looked(self, groups: list[Group]) -> list[Verdict | None]:
         """Why these did not land; None for one with no reason to be seen any more."""
-        firsts = [group.entries[0].seq for group in groups]
-        rows = await self._fetch(sql.LOOK, [group.key for group in groups], firsts)
+        firsts = [str(group.entries[0].seq) for group in groups]
+        rows = await self._fetch(sql.LOOK, [group.key.hex() for group in groups], firsts)
         verdicts: list[Verdict | None] = []
         for group, (known, deleted, fence, lease, heartbeat, here, before, *header) in zip(groups, rows, strict=True):
             head = None if header[0] is None else _entry(header)
@@ -174,7 +179,7 @@ class PostgresStore:
         async def work(connection: Connection) -> list[int]:
             beaten: dict[Sign, int] = {}
             if signs:
-                keys, leases = [key for key, _ in signs], [lease for _, lease in signs]
+                keys, leases = [key.hex() for key, _ in signs], [_text(lease) for _, lease in signs]
                 rows = await connection.fetch(beat, self._times(), keys, leases)
                 beaten = {(key, lease): at for key, lease, at in rows}
             times = [beaten.get(sign, 0) for sign in signs]
@@ -192,9 +197,10 @@ class PostgresStore:
 
     async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
         emptied = (
-            "update {s}.checkpoints set frame = null where key = $1 and seq = any($2) and frame is not null returning 1"
+            "update {s}.checkpoints set frame = null where key = $1 and seq = any($2::text::int8[])"
+            " and frame is not null returning 1"
         )
-        return len(await self._fetch(emptied, key, list(seqs)))
+        return len(await self._fetch(emptied, key, _array(seqs)))
 
     async def purge(self, key: bytes) -> int:
         purged = """
@@ -212,7 +218,7 @@ class PostgresStore:
         keys = [ref for ref in refs if isinstance(ref, bytes)]
         names = [ref for ref in refs if not isinstance(ref, bytes)]
         if keys:
-            for row in await self._fetch(sql.HEADS_BY_KEY, self._times(), keys):
+            for row in await self._fetch(sql.HEADS_BY_KEY, self._times(), [key.hex() for key in keys]):
                 head = _head(row)
                 found[head.row.key] = head
         if names:
@@ -236,12 +242,12 @@ class PostgresStore:
         columns = ", ".join(f"c.{column}" for column in sql.HEADER.split(", "))
         found = f"""
             select {columns}, {frame}, coalesce(length(c.frame), 0) + coalesce(length(c.note), 0)
-            from unnest($2::int8[], $3::int8[]) r(first, last)
+            from unnest($2::text::int8[], $3::text::int8[]) r(first, last)
             join {{s}}.checkpoints c on c.key = $1 and c.seq between r.first and r.last
-              and ($4::int2[] is null or c.kind = any($4)) and ($5::text is null or c.name = $5)
+              and ($4::text is null or c.kind = any($4::text::int2[])) and ($5::text is null or c.name = $5)
             order by c.seq desc limit $6"""  # noqa: S608
-        firsts, lasts = [first for first, _ in ranges], [last for _, last in ranges]
-        chosen = None if kinds is None else [int(kind) for kind in kinds]
+        firsts, lasts = _array(first for first, _ in ranges), _array(last for _, last in ranges)
+        chosen = None if kinds is None else _array(map(int, kinds))
         rows = await self._fetch(found, key, firsts, lasts, chosen, name, newest)
         return [_entry(row) for row in reversed(rows)]
 
@@ -327,20 +333,40 @@ def _changes(group: Group) -> bool:
     return not (_creates(group) or _guarded(group) or _plain(group))
 
 
-def _statement(groups: list[Group], sort: Callable[[Group], bool]) -> tuple[str, list[list[Any]]]:
-    rows: list[tuple[Any, ...]] = []
+def _statement(groups: list[Group], sort: Callable[[Group], bool]) -> tuple[str, list[Any]]:
+    heads: list[bytes] = []
+    parts: list[bytes] = []
+    numbers: list[tuple[int, ...]] = []
     for group in groups:
-        signed = False
+        place, prev = FIRST, group.prev or NOBODY
         for entry in group.entries:
-            signed = signed or entry.sign
-            first = entry is group.entries[0]
-            rows.append((*_values(group, entry, signed=signed), first))
-    columns = [list(column) for column in zip(*rows, strict=True)]
+            place |= entry.sign and SIGNED
+            has = (
+                (entry.lease is not None) * LEASE | (entry.note is not None) * NOTE | (entry.frame is not None) * FRAME
+            )
+            heads += (group.key, entry.append_id, prev)
+            parts += (entry.lease or b"", entry.recipe, entry.digest, entry.note or b"", entry.frame or b"")
+            numbers.append((entry.seq, entry.kind, entry.at, place | has, entry.fence, entry.data_seq, entry.about_seq))
+            place, prev = place & SIGNED, NOBODY
+    places = list(accumulate(map(len, parts), initial=1))
+    columns: list[Any] = [
+        *(b"".join(heads), b"".join(parts), [entry.name for group in groups for entry in group.entries]),
+        *map(_array, zip(*numbers, strict=True)),
+        *(_array(places[n : len(places) - 5 + n : 5]) for n in range(6)),
+    ]
     if sort is _plain:
         return sql.PLAIN, columns
     told = [_created(group) if sort is _creates else _changed(group) for group in groups]
     statement = sql.CREATE if sort is _creates else sql.GUARDED if sort is _guarded else sql.CHANGING
-    return statement, [*columns, *(list(column) for column in zip(*told, strict=True))]
+    return statement, [*columns, *([_text(value) for value in column] for column in zip(*told, strict=True))]
+
+
+def _array(numbers: Iterable[Any]) -> str:
+    return f"{{{','.join(map(str, numbers))}}}"
+
+
+def _text(value: Any) -> str | None:
+    return value.hex() if isinstance(value, bytes) else value if value is None else str(value)
 
 
 def _values(group: Group, entry: Entry, *, signed: bool) -> tuple[Any, ...]:

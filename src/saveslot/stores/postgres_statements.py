@@ -10,7 +10,7 @@ HEADER = "seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_s
 SIZE = "coalesce(length(frame), 0) + coalesce(length(note), 0)"
 # The clock that people read and the one that leases go by. A test may bring its own; else both are the database's.
 _CLOCK = "(extract(epoch from clock_timestamp()) * 1000000)::int8"
-NOW, UP = f"coalesce(($1::int8[])[1], {_CLOCK})", f"coalesce(($1::int8[])[2], {_CLOCK})"
+NOW, UP = (f"coalesce(($1::text::int8[])[{n}], {_CLOCK})" for n in (1, 2))
 # $1: the clock. A dead owner has nothing left.
 ROW = f"""
 select s.key, s.namespace, s.id, s.agent_type, s.user_id, s.state, s.created_at, s.heartbeat, s.fence, s.lease, s.body,
@@ -23,13 +23,23 @@ _COLUMNS = "key, seq, append_id, kind, name, at, alive, fence, lease, data_seq, 
 _VALUES = """n.key, n.seq, n.append_id, n.kind, n.name, case when n.at > 0 then n.at else t.now + n.at end,
     case when n.signed then t.now else {alive} end, n.fence, n.lease, n.data_seq, n.about_seq, n.recipe, n.digest,
     n.note, n.frame"""
+# $2: key, append_id and prev of each entry, 48 bytes; $3: what it holds, one behind another, from `p0` to `p5`; then
+# its numbers, by column. No array but of text is handed over: for any other the driver looks into the catalog first,
+# and at each item twice.
 _GIVEN = f"""
 with t as materialized (select {NOW} as now, {UP} as up),
-n as materialized (select * from unnest(
-    $2::bytea[], $3::int8[], $4::bytea[], $5::bytea[], $6::int2[], $7::text[], $8::int8[], $9::bool[], $10::int8[],
-    $11::bytea[], $12::int8[], $13::int8[], $14::bytea[], $15::bytea[], $16::bytea[], $17::bytea[], $18::bool[])
-  as n(key, seq, append_id, prev, kind, name, at, signed, fence, lease, data_seq, about_seq, recipe, digest, note,
-    frame, first))"""  # noqa: S608
+n as materialized (
+  select substring($2::bytea from 48 * i::int - 47 for 16) as key, seq,
+    substring($2 from 48 * i::int - 31 for 16) as append_id, substring($2 from 48 * i::int - 15 for 16) as prev, kind,
+    name, at, flags & 1 > 0 as signed, flags & 2 > 0 as first, fence, data_seq, about_seq,
+    case when flags & 4 > 0 then substring($3::bytea from p0 for p1 - p0) end as lease,
+    substring($3 from p1 for p2 - p1) as recipe, substring($3 from p2 for p3 - p2) as digest,
+    case when flags & 8 > 0 then substring($3 from p3 for p4 - p3) end as note,
+    case when flags & 16 > 0 then substring($3 from p4 for p5 - p4) end as frame
+  from unnest($4::text[], $5::text::int8[], $6::text::int2[], $7::text::int8[], $8::text::int[], $9::text::int8[],
+    $10::text::int8[], $11::text::int8[], $12::text::int[], $13::text::int[], $14::text::int[], $15::text::int[],
+    $16::text::int[], $17::text::int[]) with ordinality
+  as n(name, seq, kind, at, flags, fence, data_seq, about_seq, p0, p1, p2, p3, p4, p5, i))"""  # noqa: S608
 # The guard is a scalar subquery: written with EXISTS or IN it was planned as a scan, ten times slower.
 _LANDED = f""",
 first as (
@@ -60,9 +70,11 @@ where c.key = $2 and c.seq = $3::int8 - 1 and c.append_id = $5 and c.kind <> 9
 on conflict do nothing returning at"""  # noqa: S608
 
 _GROUPS = """,
-g as materialized (select * from unnest(
-    $19::bytea[], $20::text[], $21::bytea[], $22::text[], $23::bool[], $24::bool[], $25::bytea[], $26::int8[],
-    $27::int8[], $28::int8[], $29::bytea[])
+g as materialized (
+  select decode(key, 'hex') as key, state, decode(body, 'hex') as body, labels, heartbeat, gone,
+    decode(owner, 'hex') as owner, stale, orphan, before, decode(prev, 'hex') as prev
+  from unnest($18::text[], $19::text[], $20::text[], $21::text[], $22::text[]::bool[], $23::text[]::bool[],
+    $24::text[], $25::text[]::int8[], $26::text[]::int8[], $27::text[]::int8[], $28::text[])
   as g(key, state, body, labels, heartbeat, gone, owner, stale, orphan, before, prev))"""
 # Dead from here on, if the entry will land. Whoever beats meanwhile is looked at again, and stays alive.
 _BURIED = """,
@@ -98,9 +110,11 @@ GUARDED = (
 )
 
 CREATE = f"""{_GIVEN},
-r as materialized (select * from unnest(
-    $19::bytea[], $20::text[], $21::text[], $22::text[], $23::text[], $24::text[], $25::int8[], $26::int8[],
-    $27::int8[], $28::bytea[], $29::bytea[], $30::text[])
+r as materialized (
+  select decode(key, 'hex') as key, namespace, id, agent_type, user_id, state, created_at, heartbeat, fence,
+    decode(lease, 'hex') as lease, decode(body, 'hex') as body, labels
+  from unnest($18::text[], $19::text[], $20::text[], $21::text[], $22::text[], $23::text[], $24::text[]::int8[],
+    $25::text[]::int8[], $26::text[]::int8[], $27::text[], $28::text[], $29::text[])
   as r(key, namespace, id, agent_type, user_id, state, created_at, heartbeat, fence, lease, body, labels)),
 made as (
   insert into {{s}}.sessions
@@ -118,7 +132,8 @@ select l.key, l.seq, l.at, m.heartbeat from landed l join made m on m.key = l.ke
 LOOK = f"""
 select s.key is not null, s.deleted_at is not null, s.fence, s.lease, s.heartbeat, e.append_id, p.append_id,
   {", ".join(f"h.{column}" for column in HEADER.split(", "))}, null, h.size
-from unnest($1::bytea[], $2::int8[]) with ordinality n(key, seq, ord)
+from (select decode(key, 'hex') as key, seq, ord
+  from unnest($1::text[], $2::text[]::int8[]) with ordinality n(key, seq, ord)) n
 left join {{s}}.sessions s on s.key = n.key
 left join lateral (select c.append_id from {{s}}.checkpoints c where c.key = n.key and c.seq = n.seq) e on true
 left join lateral (select c.append_id from {{s}}.checkpoints c where c.key = n.key and c.seq = n.seq - 1) p on true
@@ -132,7 +147,7 @@ left join {{s}}.workers w on w.worker = s.owner
 join lateral (
   select {HEADER}, {SIZE} as size from {{s}}.checkpoints c where c.key = s.key order by c.seq desc limit 1) h on true"""  # noqa: S608
 HEADS_BY_KEY = _HEAD.replace(
-    "{refs}", "unnest($2::bytea[]) r(key) join {s}.sessions s on s.key = r.key and s.deleted_at is null"
+    "{refs}", "unnest($2::text[]) r(key) join {s}.sessions s on s.key = decode(r.key, 'hex') and s.deleted_at is null"
 )
 HEADS_BY_ID = _HEAD.replace(
     "{refs}",
@@ -142,7 +157,8 @@ join {s}.sessions s on s.namespace = r.namespace and s.id = r.id and s.deleted_a
 
 BEAT = f"""
 with t as materialized (select {NOW} as now, {UP} as up)
-update {{s}}.sessions s set heartbeat = t.now from t, unnest($2::bytea[], $3::bytea[]) b(key, lease)
+update {{s}}.sessions s set heartbeat = t.now from t,
+  (select decode(key, 'hex') as key, decode(lease, 'hex') as lease from unnest($2::text[], $3::text[]) b(key, lease)) b
 where s.key = b.key and s.lease is not distinct from b.lease and s.deleted_at is null
   and s.state in ('active', 'paused')
 returning b.key, b.lease, t.now"""  # noqa: S608
