@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from statistics import median
 
+from bench import servers
 from bench.contenders import APPEND, BARE, FLOOR, OPENAI, SAVESLOT, STANDARD
 from bench.machine import core_packages
 from bench.run import Results, ratios
@@ -17,6 +18,7 @@ def written(results: Results, sizes: Sizes, facts: list[tuple[str, str]], day: s
     measured = f"Measured on {day}, {times(repeats)}, everybody in turn in the same run; `{command}` does it again."
     end = sizes.turns * sizes.turn_bytes / 1e6
     grows = f"the state grows {sizes.turn_bytes:,} bytes a turn, to {end:.2f} MB"
+    small, crowd = results.servers.small, results.servers.crowd
     parts = [
         "# Speed and size",
         f"{measured}\n{READING}",
@@ -39,6 +41,13 @@ def written(results: Results, sizes: Sizes, facts: list[tuple[str, str]], day: s
             ("hold + release, ms", "held at once", "beats in 11 s", "growth", "claimed", "seconds"),
             owning_rows(results),
         ),
+        "## F. PostgreSQL",
+        SERVERS,
+        table(LONG_SERVER_HEAD, long_server_rows(results.servers)),
+        table(("B", "per second", "p50 ms", "p99 ms", "of the raw loop"), small_rows(small, servers.LOOP)),
+        table(("C", "per second", "p50 ms", "p99 ms", "of LangGraph's"), small_rows(crowd, servers.GRAPH)),
+        table(("D", "ms, fresh process", "ms, same process"), resume_rows(results.servers)),
+        table((f"{servers.READERS} readers of heads", "per second"), head_rows(results.servers)),
         "## Walking through a history",
         "A fresh process reads all checkpoints of a session and looks at their data.",
         table(("checkpoints", "bytes more each", "data looked at", "peak growth", "seconds"), walk_rows(results)),
@@ -55,6 +64,10 @@ OWNING = """\
 One session taken and let go; many held in one process for 11 seconds; then another worker claims them, of 20 entries
 each."""
 LONG_HEAD = ("", "handed over", "total s", "p50 ms first → last", "p99 ms last", "KB a checkpoint", "checkpoints/s")
+SERVERS = """\
+PostgreSQL 18 and Valkey 9.1 on the same machine and cores, with their default settings: fsync and synchronous_commit
+on. The shapes are those of A to D."""
+LONG_SERVER_HEAD = ("A", "total s", "p50 ms first → last", "p99 ms last", "KB a checkpoint", "KB of WAL")
 NOTES = """\
 - Everybody writes to the same disk, in a file of its own. Saveslot and the raw loop: WAL, synchronous=FULL.
 - The raw apsw loop is the floor: one row and one commit for each new message, no sessions, versions or checks.
@@ -103,6 +116,7 @@ def targets(results: Results, sizes: Sizes) -> list[Row]:
             for ratio in (median(found[SAVESLOT]) / median(found[name]),)
         ),
         *owning_targets(results, row),
+        *server_targets(results.servers, row),
         *(
             row(
                 f"walk {walk.checkpoints:,} checkpoints, {walk.turn_bytes:,} bytes more each",
@@ -142,7 +156,7 @@ def small_rows(found: dict[str, list[Series]], beside: str) -> Iterable[Row]:
         )
 
 
-def resume_rows(results: Results) -> Iterable[Row]:
+def resume_rows(results: Results | servers.Results) -> Iterable[Row]:
     for name, runs in results.resumed.items():
         yield name, milliseconds(runs), milliseconds(results.reopened[name])
 
@@ -155,6 +169,50 @@ def owning_targets(results: Results, row: Callable[..., Row]) -> Iterable[Row]:
     yield row(f"E: {many} held, renewals in 11 s", "one per 5 s", beats, f"{beats:.0f}", 2)
     yield row(f"E: {many} held, growth", "under 200 MB", grown, f"{grown:.0f} MB", 200)
     yield row(f"E: claiming {many} orphans", "under 5 s", seconds, f"{seconds:.1f} s", 5)
+
+
+def server_targets(results: servers.Results, row: Callable[..., Row]) -> Iterable[Row]:
+    slot, hot = servers.SLOT, servers.HOT
+    crowd = results.crowd[slot]
+    raw, peer = ratios(results.small[slot], results.small[servers.LOOP]), ratios(crowd, results.crowd[servers.GRAPH])
+    rate, slow = median(one.per_second for one in crowd), median(one.p99 for one in crowd)
+    last = median(one.last.p50 for one in results.long[slot])
+    stored, logged = (median(found[slot]) / 1000 for found in (results.stored, results.logged))
+    yield row("F, B: against the raw asyncpg loop", "at least 0.6", raw, f"{raw:.2f}", 0.6, least=True)
+    yield row("F, C: 64 sessions, durable/s", "at least 20,000", rate, f"{rate:,.0f}", 20_000, least=True)
+    yield row("F, C: against LangGraph's saver", "at least 15x", peer, f"{peer:.1f}x", 15, least=True)
+    yield row("F, C: p99", "under 10 ms", slow, f"{slow:.1f} ms", 10)
+    yield row("F, A: last p50", "under 3 ms", last, f"{last:.2f} ms", 3)
+    yield row("F, A: stored per checkpoint", "under 2.2 KB", stored, f"{stored:.2f} KB", 2.2)
+    yield row("F, A: WAL per checkpoint", "under 3 KB", logged, f"{logged:.2f} KB", 3)
+    added = median(one.last.p50 for one in results.long[servers.ADDING])
+    insert = median(one.last.p50 for one in results.long[servers.LOOP])
+    yield row("F, A': `append=` against the raw insert", "within 1.8x", added / insert, f"{added / insert:.2f}x", 1.8)
+    for name in (slot, hot):
+        ratio = median(results.resumed[name]) / median(results.resumed[servers.BLOB])
+        yield row(f"F, D: resume, fresh process, {name}", "at most 1.5x", ratio, f"{ratio:.2f}x", 1.5)
+    heads = median(results.heads[slot])
+    yield row(
+        f"F: strong heads, {servers.READERS} readers", "at least 15,000/s", heads, f"{heads:,.0f}/s", 15_000, least=True
+    )
+
+
+def long_server_rows(results: servers.Results) -> Iterable[Row]:
+    for name, runs in results.long.items():
+        first, last = (median(value) for value in zip(*((one.first.p50, one.last.p50) for one in runs), strict=True))
+        yield (
+            name,
+            f"{median(one.seconds for one in runs):.2f}",
+            f"{first:.2f} → {last:.2f}",
+            f"{median(one.last.p99 for one in runs):.1f}",
+            f"{median(results.stored[name]) / 1000:,.1f}",
+            f"{median(results.logged[name]) / 1000:,.1f}",
+        )
+
+
+def head_rows(results: servers.Results) -> Iterable[Row]:
+    for name, runs in results.heads.items():
+        yield name, f"{median(runs):,.0f} ({min(runs):,.0f}–{max(runs):,.0f})"
 
 
 def owning_rows(results: Results) -> Iterable[Row]:

@@ -16,7 +16,7 @@ import apsw
 import msgspec
 
 import saveslot
-from bench import fresh
+from bench import fresh, servers
 from bench.contenders import APPEND, BARE, CONTENDERS, FLOOR, LANGGRAPH, OPENAI, SAVESLOT, STANDARD
 from saveslot.benchmark import POOL, QUICK, Series, Sizes, at_once, long_session, message, one_by_one
 
@@ -54,6 +54,7 @@ class Results:
     imports: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # ms
     walks: list[Walk] = field(default_factory=list[Walk])
     owning: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+    servers: servers.Results = field(default_factory=servers.Results)
 
 
 def run(folder: Path, sizes: Sizes, repeats: int, walk: int, say: Callable[[str], None]) -> Results:
@@ -72,6 +73,7 @@ def run(folder: Path, sizes: Sizes, repeats: int, walk: int, say: Callable[[str]
         say(f"repeat {repeat + 1} of {repeats}: {walk:,} sessions held and taken over")
         with database(folder) as path:
             results.owning.append(fresh.printed("-m", "bench.owning", path, str(walk)))
+    results.servers = servers.run(sizes, repeats, say)
     for size, every in ((100, 1), (sizes.turn_bytes, 100)):
         say(f"walking through {walk:,} checkpoints of {size} bytes more each")
         results.walks.append(walked(folder, walk, size, every))

@@ -151,17 +151,19 @@ async def _crowd(name: str, url: str, sizes: Sizes) -> Series:
 
 
 async def _heads(url: str) -> float:
-    """Strong reads of heads: so many readers, each one after another."""
+    """Strong reads of heads: so many readers, each of a session of its own, one after another."""
     async with _opened(url) as sessions:
+        for n in range(READERS):
+            await sessions.create_session("benchmark", session_id=f"reader {n}")
         heads = sessions._store.heads  # noqa: SLF001  (no decoding, no session value: the read itself)
 
-        async def read() -> None:
+        async def read(n: int) -> None:
             for _ in range(READS):
-                await heads([("default", "0")])
+                assert await heads([("default", f"reader {n}")]) != [None]
 
-        await read()
+        await read(0)
         start = perf_counter()
-        await asyncio.gather(*(read() for _ in range(READERS)))
+        await asyncio.gather(*map(read, range(READERS)))
         return READERS * READS / (perf_counter() - start)
 
 
