@@ -7,7 +7,6 @@ restart is what the server's persistence says; `saveslot doctor` tells. Times ar
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -208,9 +207,7 @@ class ValkeyStore:
             while entries and (not part or size + entries[0].size <= BUDGET):
                 part.append(entries.pop(0))
                 size += part[-1].size
-            there, frames = await self._run(
-                READS, "frames", {"key": key.hex(), "seqs": [entry.seq for entry in part]}
-            )
+            there, frames = await self._run(READS, "frames", {"key": key.hex(), "seqs": [entry.seq for entry in part]})
             if not there:
                 return False
             for entry, frame in zip(part, frames, strict=True):
@@ -380,13 +377,29 @@ def _entry(header: bytes, size: int) -> Entry:
     append_id, at, alive, rest = header.split(b" ", 3)
     seq, kind, name, fence, lease, data_seq, about_seq, recipe, digest, note = _rest.decode(rest)
     return Entry(
-        *(seq, bytes.fromhex(append_id.decode()), Kind(kind), name, int(at), False, int(alive), fence, lease),  # noqa: FBT003
+        *(seq, bytes.fromhex(append_id.decode()), Kind(kind), name, int(at), False, int(alive), fence, lease),
         *(data_seq, about_seq, recipe, digest, note, None, size + len(note or b"")),
     )
 
 
 def _row(told: Any) -> Row:
-    key, namespace, session_id, agent_type, user_id, state, made, beat, fence, lease, body, labels, owner, name, left = told
+    (
+        key,
+        namespace,
+        session_id,
+        agent_type,
+        user_id,
+        state,
+        made,
+        beat,
+        fence,
+        lease,
+        body,
+        labels,
+        owner,
+        name,
+        left,
+    ) = told
     return Row(
         *(bytes.fromhex(key.decode()), namespace.decode(), session_id.decode(), agent_type.decode(), user_id.decode()),
         *(state.decode(), int(made), int(beat), int(fence), _unhex(lease), body),
@@ -401,9 +414,7 @@ def _verdict(answer: Any) -> Verdict:
     outcome, heartbeat, header, size, *times = answer
     if outcome == b"damaged":
         return Refused(Outcome.CONFLICT, why=header.decode(errors="replace"))
-    return Verdict(
-        Outcome(outcome.decode()), times, None if header is None else _entry(header, size), heartbeat
-    )
+    return Verdict(Outcome(outcome.decode()), times, None if header is None else _entry(header, size), heartbeat)
 
 
 def _event(place: bytes, session_id: bytes, seq: int, header: bytes) -> Event:

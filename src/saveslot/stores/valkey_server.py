@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncGenerator, Coroutine
 from functools import cache
 from hashlib import sha1
@@ -19,7 +20,6 @@ from saveslot.stores import shown
 
 T = TypeVar("T")
 
-SCHEMES = ("valkey", "valkeys", "redis", "rediss", "unix")
 # Every await ends within this: a restart of the server takes seconds, and callers should not wait for ever.
 PATIENCE = 30.0
 # An answer that does not come within this is given up, and asked for again on another connection.
@@ -39,6 +39,7 @@ PASSING = {
     *("ConnectionError", "TimeoutError", "BusyLoadingError", "ReadOnlyError", "TryAgainError", "ClusterDownError"),
     *("MasterDownError", "OSError"),
 }
+STARTING = ("BUSY", "MASTERDOWN", "LOADING")
 REFUSING = {"AuthenticationError", "NoPermissionError", "AuthorizationError", "AuthenticationWrongNumberOfArgsError"}
 
 
@@ -80,7 +81,7 @@ class Server:
         if self._opened:
             return
         self._loop = self._loop or asyncio.get_running_loop()
-        found = await self._within(self._tried(READS, "format", (b"", b""), None))
+        found = await self._answered(READS, "format", (b"", b""), None)
         if found is not None and int(found) > FORMAT:
             told = f"(format {int(found)}, this one knows {FORMAT}); upgrade saveslot"
             raise InvalidInput("url", f"{self.shown} is of a newer Saveslot {told}")
@@ -89,7 +90,7 @@ class Server:
     async def run(self, flags: str, verb: str, clocks: tuple[bytes, bytes], told: Any) -> Any:
         """What the script answers; asked again when the connection breaks: everything asked here may be asked twice."""
         await self.open()
-        return await self._within(self._tried(flags, verb, clocks, told))
+        return await self._answered(flags, verb, clocks, told)
 
     async def run_beside(self, flags: str, verb: str, clocks: tuple[bytes, bytes], told: Any) -> Any:
         """The same from another event loop, on connections of its own; with their client, in their loop after all."""
@@ -105,22 +106,32 @@ class Server:
         if kept is not None:
             await self._ended(kept.aclose(), ATTEMPT)
 
+    async def _answered(self, flags: str, verb: str, clocks: tuple[bytes, bytes], told: Any) -> Any:
+        try:
+            return await self._tried(flags, verb, clocks, told)
+        except SaveslotError:
+            raise
+        except Exception as exc:
+            raise self._translated(exc) from exc
+
     async def _tried(self, flags: str, verb: str, clocks: tuple[bytes, bytes], told: Any) -> Any:
         script, digest = scripts()[flags]
         values = (1, PREFIX, verb, *clocks, msgspec.msgpack.encode(told))
-        wait, known = 0.02, True
+        wait, known, end = 0.02, True, time.monotonic() + PATIENCE
         while True:
             how = ("EVALSHA", digest) if known else ("EVAL", script)
             try:
-                return await self._ended(self._asked(*how, *values), ATTEMPT)
+                return await self._ended(self._asked(*how, *values), min(ATTEMPT, end - time.monotonic()))
             except Exception as exc:
                 names = _names(exc)
                 if "NoScriptError" in names or "NOSCRIPT" in str(exc):
                     known = False  # restarted, failed over, or flushed: it is sent along
-                elif not (PASSING & names or str(exc).startswith(("BUSY", "MASTERDOWN", "LOADING"))) or REFUSING & names:
+                elif REFUSING & names or not (PASSING & names or str(exc).startswith(STARTING)):
                     raise
                 elif self._closed:
                     raise Unavailable("this store is closed; open it again") from exc
+                elif time.monotonic() + wait >= end:
+                    raise
                 else:
                     await asyncio.sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311  (jitter)
                     wait = min(wait * 2, 1.0)
@@ -142,14 +153,6 @@ class Server:
             task.add_done_callback(_looked)
         raise TimeoutError(f"no answer within {seconds:g} s")
 
-    async def _within(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            return await self._ended(work, PATIENCE)
-        except SaveslotError:
-            raise
-        except Exception as exc:
-            raise self._translated(exc) from exc
-
     def _translated(self, exc: Exception) -> SaveslotError:
         names, text = _names(exc), shown(str(exc)) or type(exc).__name__
         if "WRONGTYPE" in text or "DAMAGED" in text:
@@ -169,7 +172,9 @@ def scripts() -> dict[str, tuple[bytes, bytes]]:
     """The script under each of its flags, and the digest that a server knows it by."""
     body = Path(__file__).with_name("lua").joinpath("valkey.lua").read_bytes()
     found = {flags: f"#!lua{flags}\n".encode() + body for flags in (READS, WRITES, ALWAYS)}
-    return {flags: (script, sha1(script, usedforsecurity=False).hexdigest().encode()) for flags, script in found.items()}
+    return {
+        flags: (script, sha1(script, usedforsecurity=False).hexdigest().encode()) for flags, script in found.items()
+    }
 
 
 def connect(url: str) -> Any:
