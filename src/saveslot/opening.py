@@ -21,8 +21,9 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
     """`async with saveslot.open() as sessions:` or `sessions = await saveslot.open()`, then `await sessions.close()`.
 
     `url` is `postgresql://user@host/database`, `sqlite:///file.db`, `valkey://host` (sessions live there for
-    `session_ttl_hours` after their last use) or `memory:`; `hot` puts a Valkey in front, `valkey://host`. What is left out comes from the environment (`SAVESLOT_URL`, `SAVESLOT_HOT`, `SAVESLOT_NAMESPACE`)
-    or from `saveslot.toml`; else it is one SQLite file among the user's data.
+    `session_ttl_hours` after their last use) or `memory:`; `hot` puts a Valkey in front, `valkey://host`. What
+    is left out comes from the environment (`SAVESLOT_URL`, `SAVESLOT_HOT`, `SAVESLOT_NAMESPACE`) or from
+    `saveslot.toml`; else it is one SQLite file among the user's data.
     """
 
     def __init__(

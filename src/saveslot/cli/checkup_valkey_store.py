@@ -1,4 +1,4 @@
-"""What may be wrong with a Valkey that keeps sessions itself, and what to do about it. Looks only: nothing is written."""
+"""What may be wrong with a Valkey that keeps sessions itself, and what to do about it. Nothing is written."""
 
 from __future__ import annotations
 
@@ -76,19 +76,19 @@ async def _asked(url: str) -> Known:
         async with asyncio.timeout(PATIENCE):
             info: dict[str, Any] = await client.info()
             settings = {name: await _setting(client, name) for name in ("appendfsync", "save")}
-            format = await client.execute_command("HGET", PREFIX + b":counters", "format", NEVER_DECODE=True)
+            found = await client.execute_command("HGET", PREFIX + b":counters", "format", NEVER_DECODE=True)
             sessions: int = await client.execute_command("ZCARD", PREFIX + b":expiry")
             entries: int = await client.execute_command("ZCARD", PREFIX + b":feed")
             sample: list[tuple[bytes, str, str, bytes]] = []
             drawn = await client.execute_command("ZRANDMEMBER", PREFIX + b":expiry", SAMPLE, NEVER_DECODE=True)
             for key in drawn:
-                name = PREFIX + b":session:" + key
-                found = await client.execute_command("HMGET", name, "ns", "id", "body", NEVER_DECODE=True)
-                if None not in found:
-                    sample.append((bytes.fromhex(key.decode()), found[0].decode(), found[1].decode(), found[2]))
+                asked = ("HMGET", PREFIX + b":session:" + key, "ns", "id", "body")
+                namespace, name, body = await client.execute_command(*asked, NEVER_DECODE=True)
+                if body is not None:
+                    sample.append((bytes.fromhex(key.decode()), namespace.decode(), name.decode(), body))
     finally:
         await client.aclose()
-    return Known(info, {k: v for k, v in settings.items() if v is not None}, format, sessions, entries, sample)
+    return Known(info, {k: v for k, v in settings.items() if v is not None}, found, sessions, entries, sample)
 
 
 async def _setting(client: Any, name: str) -> str | None:
@@ -121,9 +121,7 @@ def _persistence(info: dict[str, Any], settings: dict[str, str]) -> Finding:
             "everysec": "append-only file, synced every second: a crash loses up to the last second",
             "no": "append-only file, never synced by itself: a power cut loses what the system had not written",
         }.get(sync or "", "append-only file; how often it is synced, it does not tell")
-        return warning(
-            "persistence", told, "config set appendfsync always; config rewrite (acknowledged is durable then)"
-        )
+        return warning("persistence", told, "config set appendfsync always; config rewrite")
     if settings.get("save"):
         told = f"snapshots ({settings['save']}): a crash loses everything since the last one"
         return warning("persistence", told, DURABLE)

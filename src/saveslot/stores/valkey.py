@@ -1,14 +1,14 @@
 """Valkey alone: the same log in one server's memory, for as long as sessions live there.
 
-Every primitive is one call of a script (`lua/valkey.lua`), so the rule of the log holds as in any database. A session is
-one key with one time to live, counted from its last entry or beat: it ends as a whole. How much of it survives a
+Every primitive is one call of a script (`lua/valkey.lua`), so the rule of the log holds as in any database. A session
+is one key with one time to live, counted from its last entry or beat: it ends as a whole. How much of it survives a
 restart is what the server's persistence says; `saveslot doctor` tells. Times are the server's.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,13 +30,12 @@ from saveslot.log import (
     Verdict,
     Worker,
     feed_number,
-    moment,
 )
-from saveslot.model import Kind
 from saveslot.stores.batches import Batches
 from saveslot.stores.joining import Joining
 from saveslot.stores.valkey_news import News
 from saveslot.stores.valkey_server import ALWAYS, READS, WRITES, Server
+from saveslot.stores.valkey_values import Refused, group_told, hexed, question, to_entry, to_event, to_row, to_verdict
 
 # A watcher asks this often; less often while it listens.
 POLL, LAZY = 0.05, 0.25
@@ -46,12 +45,6 @@ BUDGET = 4 << 20
 BACK = 64
 # So many sessions that are gone are cleared away at a time.
 TIDIED = 200
-
-
-class Refused(Verdict):
-    """A group that met bytes which are not Saveslot's."""
-
-    why: str = ""
 
 
 class ValkeyStore:
@@ -107,7 +100,7 @@ class ValkeyStore:
             raise Unavailable("this store is closed; open it again")
 
     @contextmanager
-    def _understood(self):
+    def _understood(self) -> Generator[None]:
         """What cannot be read is not ours, or no longer."""
         try:
             yield
@@ -127,16 +120,16 @@ class ValkeyStore:
     async def _land(self, groups: list[Group]) -> list[Verdict]:
         # A deletion makes room in the end: a full server takes it.
         flags = ALWAYS if all(group.delete for group in groups) else WRITES
-        answers = await self._run(flags, "append", [_sent(group, self._ttl) for group in groups])
+        answers = await self._run(flags, "append", [group_told(group, self._ttl) for group in groups])
         with self._understood():
-            verdicts = [_verdict(answer) for answer in answers]
+            verdicts = [to_verdict(answer) for answer in answers]
         if any(verdict.outcome is Outcome.APPENDED for verdict in verdicts):
             self._news.wake()
         return verdicts
 
     async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
         self._check_open()
-        told: dict[str, Any] = {"signs": [(key.hex(), _hex(lease)) for key, lease in signs]}
+        told: dict[str, Any] = {"signs": [(key.hex(), hexed(lease)) for key, lease in signs]}
         if worker is not None:
             told["worker"] = {"id": worker.id.hex(), "name": worker.name, "ttl": worker.ttl, "first": worker.first}
         return await self._server.run_beside(ALWAYS, "beat", self._clocks(), told)
@@ -156,9 +149,7 @@ class ValkeyStore:
         asked = [(ref.hex(),) if isinstance(ref, bytes) else ref for ref in refs]
         answers = await self._run(READS, "heads", asked)
         with self._understood():
-            return [
-                None if answer is None else Head(_row(answer[0]), _entry(answer[1], answer[2])) for answer in answers
-            ]
+            return [None if told is None else Head(to_row(told[0]), to_entry(told[1], told[2])) for told in answers]
 
     async def entries(
         self,
@@ -182,7 +173,7 @@ class ValkeyStore:
                 return []
             with self._understood():
                 for _, header, size, told, frame in answers:
-                    entry = _entry(header, size)
+                    entry = to_entry(header, size)
                     if (kinds is None or entry.kind in kinds) and (name is None or entry.name == name):
                         found.append(entry)
                         entry.frame = frame
@@ -227,7 +218,7 @@ class ValkeyStore:
                     told |= {"score": place[0], "place": place[1]}
                 stopped, answers = await self._run(READS, "find", told)
                 with self._understood():
-                    rows += [_row(answer) for answer in answers]
+                    rows += [to_row(answer) for answer in answers]
                     place = (int(stopped[0]), stopped[1].decode()) if stopped else None
                 if place is None:
                     break
@@ -243,7 +234,7 @@ class ValkeyStore:
             pass
         counts = Counts()
         [asked, *_] = await self._indexes(msgspec.structs.replace(query, owner=None, orphan_for=None))
-        asked["query"] = _asked(query)
+        asked["query"] = question(query)
         place: dict[str, Any] = {}
         while True:
             stopped, cells, counts.entries, counts.stored_bytes = await self._run(READS, "count", asked | place)
@@ -259,7 +250,7 @@ class ValkeyStore:
 
     async def _indexes(self, query: Query) -> list[dict[str, Any]]:
         """Where to look: few sessions are held by any one worker, and few workers are dead."""
-        asked: dict[str, Any] = {"query": _asked(query), "down": query.stale_for is None}
+        asked: dict[str, Any] = {"query": question(query), "down": query.stale_for is None}
         if query.stale_for is not None or (query.owner is None and query.orphan_for is None):
             return [asked]
         if query.owner is not None:
@@ -279,7 +270,7 @@ class ValkeyStore:
             news = self._news.heard
             stopped, looked, answers = await self._run(READS, "events", asked | ({"after": place} if place else {}))
             with self._understood():
-                found = [_event(*answer) for answer in answers]
+                found = [to_event(*answer) for answer in answers]
                 place = stopped.decode()
             left = end - time.monotonic()
             full = looked == limit  # and none for us: ours may lie right behind it
@@ -296,130 +287,6 @@ class ValkeyStore:
             await self._batches.close()
             await self._news.close()
             await self._server.close()
-
-
-def _hex(value: bytes | None) -> str:
-    return "" if value is None else value.hex()
-
-
-def _unhex(value: bytes) -> bytes | None:
-    return bytes.fromhex(value.decode()) if value else None
-
-
-def _bytes(data: bytes) -> msgspec.Raw:
-    """As the server's MessagePack knows them: it has strings of bytes, and none of text."""
-    return msgspec.Raw(b"\xdb" + len(data).to_bytes(4, "big") + data)
-
-
-def _labels(labels: dict[str, str]) -> msgspec.Raw:
-    return _bytes(msgspec.json.encode(labels))
-
-
-def _asked(query: Query) -> dict[str, Any]:
-    told = {name: value for name, value in msgspec.structs.asdict(query).items() if value is not None}
-    return told if query.owner is None else told | {"owner": query.owner.hex()}
-
-
-def _sent(group: Group, ttl: int) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "key": group.key.hex(),
-        "prev": _hex(group.prev),
-        "state": group.state,
-        "body": None if group.body is None else _bytes(group.body),
-        "labels": None if group.labels is None else _labels(group.labels),
-        "heartbeat": group.heartbeat,
-        "delete": group.delete,
-        "owner": None if group.owner is None else group.owner.hex(),
-        "only_stale": group.only_stale,
-        "only_orphan": group.only_orphan,
-        "entries": [_told(entry) for entry in group.entries],
-    }
-    if (row := group.create) is not None:
-        told["create"] = {
-            "ns": row.namespace,
-            "id": row.session_id,
-            "type": row.agent_type,
-            "user": row.user_id,
-            "state": row.state,
-            "made": row.created_at,
-            "beat": row.heartbeat,
-            "body": _bytes(row.body),
-            "labels": _labels(row.labels),
-            "ttl": ttl,
-        }
-    return {name: value for name, value in told.items() if value is not None}
-
-
-def _told(entry: Entry) -> dict[str, Any]:
-    rest = (
-        *(entry.seq, int(entry.kind), entry.name, entry.fence, entry.lease, entry.data_seq, entry.about_seq),
-        *(entry.recipe, entry.digest, entry.note),
-    )
-    told: dict[str, Any] = {
-        "seq": entry.seq,
-        "id": entry.append_id.hex(),
-        "at": entry.at,
-        "sign": entry.sign,
-        "fence": entry.fence,
-        "lease": _hex(entry.lease),
-        "rest": _bytes(msgspec.msgpack.encode(rest)),
-    }
-    if entry.frame is not None:
-        told["frame"] = _bytes(entry.frame)
-    return told
-
-
-_Rest = tuple[int, int, str, int, bytes | None, int, int, bytes, bytes, bytes | None]
-_rest = msgspec.msgpack.Decoder(_Rest)
-
-
-def _entry(header: bytes, size: int) -> Entry:
-    append_id, at, alive, rest = header.split(b" ", 3)
-    seq, kind, name, fence, lease, data_seq, about_seq, recipe, digest, note = _rest.decode(rest)
-    return Entry(
-        *(seq, bytes.fromhex(append_id.decode()), Kind(kind), name, int(at), False, int(alive), fence, lease),
-        *(data_seq, about_seq, recipe, digest, note, None, size + len(note or b"")),
-    )
-
-
-def _row(told: Any) -> Row:
-    (
-        key,
-        namespace,
-        session_id,
-        agent_type,
-        user_id,
-        state,
-        made,
-        beat,
-        fence,
-        lease,
-        body,
-        labels,
-        owner,
-        name,
-        left,
-    ) = told
-    return Row(
-        *(bytes.fromhex(key.decode()), namespace.decode(), session_id.decode(), agent_type.decode(), user_id.decode()),
-        *(state.decode(), int(made), int(beat), int(fence), _unhex(lease), body),
-        labels=msgspec.json.decode(labels, type=dict[str, str]),
-        owner=_unhex(owner),
-        worker=name.decode(),
-        left=left,
-    )
-
-
-def _verdict(answer: Any) -> Verdict:
-    outcome, heartbeat, header, size, *times = answer
-    if outcome == b"damaged":
-        return Refused(Outcome.CONFLICT, why=header.decode(errors="replace"))
-    return Verdict(Outcome(outcome.decode()), times, None if header is None else _entry(header, size), heartbeat)
-
-
-def _event(place: bytes, session_id: bytes, seq: int, header: bytes) -> Event:
-    entry = _entry(header, 0)
-    return Event(place.decode(), session_id.decode(), seq, entry.kind.label, entry.name, moment(entry.at))
 
 
 def _add(counts: dict[str, int], name: str, many: int) -> None:

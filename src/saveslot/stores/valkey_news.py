@@ -1,4 +1,4 @@
-"""Hearing of appends: pub/sub as a hint, so that a watcher looks at once. Who hears nothing looks now and then anyway."""
+"""Hearing of appends: pub/sub as a hint, so that a watcher looks at once. Who hears nothing looks now and then."""
 
 from __future__ import annotations
 

@@ -116,7 +116,10 @@ class Server:
 
     async def _tried(self, flags: str, verb: str, clocks: tuple[bytes, bytes], told: Any) -> Any:
         script, digest = scripts()[flags]
-        values = (1, PREFIX, verb, *clocks, msgspec.msgpack.encode(told))
+        try:
+            values = (1, PREFIX, verb, *clocks, msgspec.msgpack.encode(told))
+        except (UnicodeEncodeError, OverflowError) as exc:
+            raise InvalidInput("argument", f"cannot be handed to Valkey ({exc})") from exc
         wait, known, end = 0.02, True, time.monotonic() + PATIENCE
         while True:
             how = ("EVALSHA", digest) if known else ("EVAL", script)
@@ -187,7 +190,7 @@ def connect(url: str) -> Any:
         parts = urlsplit(url)
         number = unquote(parts.path).strip("/")
         if parts.scheme != "unix" and number and not number.isdecimal():
-            raise ValueError(f"{number!r} is no number of a database")
+            raise ValueError(f"{number!r} is no number of a database")  # noqa: TRY301  (as from the driver)
         pool = BlockingConnectionPool.from_url(url, max_connections=POOL, timeout=None)
         pool.make_connection()  # options that nobody knows are noticed here
     except (ValueError, TypeError) as exc:
