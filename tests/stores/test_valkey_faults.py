@@ -3,7 +3,9 @@
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -455,6 +457,26 @@ async def test_a_store_of_a_newer_saveslot_is_refused(running: Valkey, client: C
     await client.hset(PREFIX + b":counters", "format", "2")
     with pytest.raises(InvalidInput, match="upgrade saveslot"):
         await open_store(running.url)
+
+
+async def test_without_the_driver_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not an import that failed."""
+    monkeypatch.setitem(sys.modules, "valkey.asyncio", None)
+    with pytest.raises(InvalidInput, match=r"pip install 'saveslot\[valkey\]'"):
+        await open_store("valkey://127.0.0.1:1")
+
+
+async def test_what_lies_there_is_documented(client: Client, store: ValkeyStore) -> None:
+    """FORMAT.md names every key and every field of a session."""
+    pen = await begun(store)
+    worker = Worker(b"w" * 16, "w", 10**9, first=True)
+    await store.beat((), worker)
+    await landed(store, pen, pen.take_over(worker))
+    text = (Path(__file__).parents[2] / "FORMAT.md").read_text().partition("## Valkey")[2]
+    for key in await client.keys():
+        assert f"`saveslot:{{store}}:{key.decode().split(':')[2]}" in text, key
+    for field in await client.hkeys(name(pen)):
+        assert f"`{field.decode().rstrip('12')}" in text, field
 
 
 async def test_clients_that_block_are_refused(running: Valkey) -> None:

@@ -147,7 +147,7 @@ def _memory(info: dict[str, Any]) -> Finding:
         return make("memory", told, "config set maxmemory-policy noeviction; config rewrite")
     if not most:
         return warning("memory", f"no limit, {size(used)} used: it grows until the machine has none left", ROOM)
-    told = f"{size(used)} of {size(most)} used; once it is full, new entries are refused, and nothing is dropped"
+    told = f"{size(used)} of {size(most)} used; when full it refuses new entries, and drops nothing"
     if used > NEARLY * most:
         return warning("memory", told, "give it more (config set maxmemory), or let sessions end sooner")
     return Finding("memory", told)

@@ -82,6 +82,8 @@ class Server:
             return
         self._loop = self._loop or asyncio.get_running_loop()
         found = await self._answered(READS, "format", (b"", b""), None)
+        if found is not None and not found.isdigit():
+            raise Corrupt(self.shown, f"its format is {found!r}")
         if found is not None and int(found) > FORMAT:
             told = f"(format {int(found)}, this one knows {FORMAT}); upgrade saveslot"
             raise InvalidInput("url", f"{self.shown} is of a newer Saveslot {told}")
