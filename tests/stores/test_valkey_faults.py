@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -483,3 +484,27 @@ async def test_clients_that_block_are_refused(running: Valkey) -> None:
     """They would stop everything else."""
     with valkey.Valkey.from_url(running.url) as blocking, pytest.raises(InvalidInput, match="asyncio"):
         SessionManager(redis_client=blocking)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Valkey]:
+    """Of one node, which has every slot: it refuses a script whose keys are not in one."""
+    with Valkey(options={"cluster-enabled": "yes"}) as node:
+        with valkey.Valkey(port=node.port) as asking:
+            asking.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            while asking.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
+                time.sleep(0.02)
+        yield node
+
+
+async def test_a_cluster_keeps_sessions_too(cluster: Valkey) -> None:
+    """Through the cluster clients of both packages: all keys are in one slot."""
+    for library in (valkey.asyncio.ValkeyCluster, redis.asyncio.RedisCluster):
+        client = library(host="127.0.0.1", port=cluster.port)
+        async with SessionManager(redis_client=client) as sessions:
+            session = await sessions.create_session("tutor")
+            async with sessions.hold(session) as held:
+                await held.checkpoint("asked", {"messages": [1]})
+            assert await sessions.get_data(session.session_id) == {"messages": [1]}
+            assert session.session_id in [found.session_id for found in await sessions.find()]
+        await client.aclose()
