@@ -203,7 +203,7 @@ async def test_the_managers_hours_reach_it(running: Valkey, client: Client) -> N
         await sessions.create_session("tutor")
     [key] = await client.keys(PREFIX + b":session:*")
     assert HOUR * 1000 < await client.pttl(key) <= 2 * HOUR * 1000
-    for ttl in (0, -1):
+    for ttl in (0, -1, float("nan"), float("inf")):
         with pytest.raises(InvalidInput, match="session_ttl_hours"):
             await saveslot.open(running.url, session_ttl_hours=ttl)
 
@@ -422,14 +422,18 @@ async def test_a_manager_on_the_callers_own_client(running: Valkey, library: Any
         "valkey://host/zero",
         "valkey://host/0?nonsense=1",
         "redis://host:99999",
+        "valkey://anna:hush-7/more@host/0",
+        "valkey://anna:more/hush-7@host",
+        "valkey://anna:hush-7[@host",
         "valkey:host",
         "valkey",
     ],
 )
 async def test_a_url_that_makes_no_sense_is_refused(url: str) -> None:
-    """At once, and as input."""
-    with pytest.raises(InvalidInput):
+    """At once, and as input; without a word of the password."""
+    with pytest.raises(InvalidInput) as told:
         await open_store(url)
+    assert "hush-7" not in str(told.value)
 
 
 @pytest.mark.parametrize("scheme", ["valkey", "redis", "valkeys", "rediss", "unix"])

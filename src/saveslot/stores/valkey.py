@@ -43,6 +43,7 @@ POLL, LAZY = 0.05, 0.25
 BUDGET = 4 << 20
 # The first look for the newest of some kind goes so far back, each further one four times as far.
 BACK = 64
+CENTURY = 100 * 366 * 24 * 3600
 # So many sessions that are gone are cleared away at a time.
 TIDIED = 200
 
@@ -56,8 +57,8 @@ class ValkeyStore:
         uptime: Callable[[], int] | None = None,
     ) -> None:
         """`ttl`: seconds that a session created here lives after its last sign of use, whoever gives that."""
-        if ttl <= 0:
-            raise InvalidInput("session_ttl_hours", "must be more than 0")
+        if not 0 < ttl <= CENTURY:
+            raise InvalidInput("session_ttl_hours", "must be more than 0, and at most a hundred years")
         self._server = server
         self._ttl = max(1, int(ttl * 1000))
         self._clock, self._uptime = clock, uptime
@@ -185,7 +186,8 @@ class ValkeyStore:
             left = [(first, min(last, low - 1)) for first, last in left if first < low]
         if newest is not None:
             found = found[:newest]
-        if not await self._filled(key, [entry for entry in untold if newest is None or entry in found]):
+        lowest = found[-1].seq if found else 0
+        if not await self._filled(key, [entry for entry in untold if entry.seq >= lowest]):
             return []
         found.reverse()
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import AsyncGenerator, Coroutine
 from functools import cache
@@ -11,7 +12,7 @@ from hashlib import sha1
 from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -29,6 +30,7 @@ POOL = 16
 # Begins the name of every key. What stands in braces decides the slot of a cluster: a store lies in one.
 PREFIX = b"saveslot:{store}"
 FORMAT = 1
+ESCAPED = "in user and password write @ as %40, / as %2F, : as %3A, ? as %3F, # as %23"
 
 # What the script may do, which the server checks before it runs: a full one refuses what needs room as a whole and at
 # once, and never what gives room or only says that somebody lives.
@@ -188,15 +190,17 @@ def connect(url: str) -> Any:
         from valkey.asyncio import BlockingConnectionPool, Valkey
     except ModuleNotFoundError:
         raise InvalidInput("url", "Valkey needs a driver: pip install 'saveslot[valkey]'") from None
+    wrong = InvalidInput("url", f"{shown(url)} cannot be read; use valkey://host:6379/0; {ESCAPED}")
     try:
         parts = urlsplit(url)
-        number = unquote(parts.path).strip("/")
-        if parts.scheme != "unix" and number and not number.isdecimal():
-            raise ValueError(f"{number!r} is no number of a database")  # noqa: TRY301  (as from the driver)
         pool = BlockingConnectionPool.from_url(url, max_connections=POOL, timeout=None)
-        pool.make_connection()  # options that nobody knows are noticed here
-    except (ValueError, TypeError) as exc:
-        raise InvalidInput("url", f"{shown(str(exc))}; use valkey://host:6379/0") from None
+        pool.make_connection()
+    except ValueError:  # it may quote a part of the password
+        raise wrong from None
+    except TypeError as exc:  # an option that nobody knows
+        raise InvalidInput("url", f"{shown(url)} cannot be used: {exc}") from None
+    if parts.scheme != "unix" and not re.fullmatch(r"/?\d*/?", parts.path):  # the driver would take database 0
+        raise wrong
     return Valkey.from_pool(pool)
 
 
