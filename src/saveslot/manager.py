@@ -68,11 +68,13 @@ class SessionManager(SessionHolder):
             from saveslot.stores.postgres import PostgresStore  # imported when it is used
 
             store = PostgresStore.on(db_pool)
-        if redis_client is not None:
+        if redis_client is not None and store is None:
+            from saveslot.stores.valkey import ValkeyStore
+
+            store = ValkeyStore.on(redis_client, session_ttl_hours * 3600)
+        elif redis_client is not None and store is not None:
             from saveslot.stores.tiered import TieredStore
 
-            if store is None:
-                raise InvalidInput("redis_client", "needs a database behind it (db_pool); Valkey holds copies only")
             store = TieredStore(store, redis_client, session_ttl_hours * 3600)
         super().__init__(
             store or MemoryStore(),

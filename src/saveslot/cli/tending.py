@@ -52,11 +52,15 @@ async def doctor(
 def _examined(common: Common, step: Progress) -> AsyncGenerator[Finding]:
     if common.postgres:
         return _postgres().check(common.url, step)
+    if common.valkey:
+        from saveslot.cli import checkup_valkey_store
+
+        return checkup_valkey_store.check(common.url, step)
     from saveslot.cli import checkup
 
     path = common.file
     if path is None:
-        raise InvalidInput("--store", f"doctor looks at SQLite files and PostgreSQL; {common.place} is none")
+        raise InvalidInput("--store", f"doctor looks at SQLite files, PostgreSQL and Valkey; {common.place} is none")
     if not path.exists():
         raise NotFound(f"there is no file {path} ({common.said_by}); nothing was saved there yet")
     return checkup.check(path, common.url, step)
