@@ -49,7 +49,11 @@ SWEEP_BATCH = 200
 
 
 class SessionManager(SessionHolder):
-    """Sessions and their checkpoints in one namespace of one store. In memory, unless it is given a store."""
+    """Sessions and their checkpoints in one namespace of one store. In memory, unless it is given a store.
+
+    `db_pool` is an asyncpg pool of the caller's, `schema` the PostgreSQL schema with the tables; `redis_client`, an
+    asyncio client of a Valkey, goes in front of it. Both are used and never closed.
+    """
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class SessionManager(SessionHolder):
         namespace: str = "default",
         session_ttl_hours: float = 24,
         *,
+        schema: str = "saveslot",
         store: Store | None = None,
         max_state_bytes: int = codec.MAX_STATE,
         worker_beat: float = 5.0,
@@ -67,7 +72,7 @@ class SessionManager(SessionHolder):
         if db_pool is not None:
             from saveslot.stores.postgres import PostgresStore  # imported when it is used
 
-            store = PostgresStore.on(db_pool)
+            store = PostgresStore.on(db_pool, schema)
         if redis_client is not None and store is None:
             from saveslot.stores.valkey import ValkeyStore
 
@@ -85,7 +90,7 @@ class SessionManager(SessionHolder):
             max_block=max_block,
         )
         self.session_ttl_hours = session_ttl_hours
-        self.keeper = Keeper(self, self.cleanup_stale_sessions, worker_beat)
+        self.keeper = Keeper(self, self.cleanup_stale_sessions, worker_beat, self._store)
         self._slots = Slots()
         self._births = Doubts()
         self._deaths = Doubts()

@@ -104,8 +104,8 @@ async def migrate(
     if common.file is None and not common.postgres:
         raise InvalidInput("--store", f"{place} has no tables to migrate")
     if apply:
-        async with common.sessions(create=True):
-            pass  # opening migrates, under a lock
+        async with common.sessions(create=True) as sessions:  # opening migrates, under a lock
+            await sessions.keeper.tend()
     found, known = await _formats(common)
     if screen.json:
         screen.data({"store": place, "format": found, "known": known, "pending": max(0, known - found)})

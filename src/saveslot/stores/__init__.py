@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
 from saveslot.errors import InvalidInput
@@ -69,6 +69,13 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Tended(Protocol):
+    """What a store has besides if it needs upkeep now and then. A keeper sees to it; nothing is wrong without."""
+
+    async def tend(self) -> None: ...
 
 
 VALKEY = ("valkey", "valkeys", "redis", "rediss", "unix")

@@ -34,7 +34,7 @@ from saveslot.log import (
     Verdict,
     Worker,
 )
-from saveslot.stores import Store
+from saveslot.stores import Store, Tended
 from saveslot.stores.hot import HotMetrics, HotTier, connect
 from saveslot.stores.joining import Joining
 
@@ -150,6 +150,10 @@ class TieredStore:
         count = await self._durable.purge(key)
         await self._hot.bury(key, range(1, count + 1))  # rows stay until the purge: it removed exactly these
         return count
+
+    async def tend(self) -> None:
+        if isinstance(self._durable, Tended):
+            await self._durable.tend()
 
     async def close(self) -> None:
         await self._hot.close()
