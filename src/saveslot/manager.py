@@ -40,6 +40,7 @@ from saveslot.slot import ABOUT, Draft, Point, Slot, beginning, creation, refusa
 from saveslot.slots import Doubts, Slots
 from saveslot.stores import Store
 from saveslot.stores.memory import MemoryStore
+from saveslot.stores.metered import metered
 from saveslot.timeline import shown
 
 # While someone holds a session these are the owner's alone.
@@ -76,8 +77,9 @@ class SessionManager(SessionHolder):
             from saveslot.stores.tiered import TieredStore
 
             store = TieredStore(store, redis_client, session_ttl_hours * 3600)
+        self._telling = metered(store or MemoryStore())
         super().__init__(
-            store or MemoryStore(),
+            self._telling,
             namespace,
             max_state_bytes,
             worker_beat=worker_beat,
@@ -108,6 +110,10 @@ class SessionManager(SessionHolder):
     async def stats(self) -> Data:
         """Sessions of this namespace by state, agent type and owner; the whole store; this worker and its keeper."""
         return {**await super().stats(), "worker": self.worker, "keeper": self.keeper.stats}
+
+    async def metrics(self) -> Data:
+        """What this manager and its tiers did since it was opened: counts, and how long calls took. Asks nobody."""
+        return {"memory": self._slots.metrics(), **self._telling.metrics(), "worker": self.worker}
 
     # Sessions
 
@@ -440,7 +446,9 @@ class SessionManager(SessionHolder):
     async def _slot(self, session_id: str) -> Slot:
         slot = self._slots.get(as_name(session_id, "session_id"))
         if slot is not None:
+            self._slots.hits += 1
             return slot
+        self._slots.misses += 1
         head = await self._lookup.existing(session_id)
         slot = self._slots.get(session_id)  # another caller may have been quicker
         if slot is None:

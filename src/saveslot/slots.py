@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from saveslot.log import Head
+from saveslot.model import Data
 from saveslot.settling import CALLER, Caller
 from saveslot.slot import Draft, Slot
 
@@ -18,6 +19,10 @@ class Slots:
     def __init__(self) -> None:
         self._slots: OrderedDict[str, Slot] = OrderedDict()
         self.weight = 0  # of them all, as they were last weighed
+        self.hits = self.misses = 0  # writes that found their session here, and that asked the store for it
+
+    def metrics(self) -> Data:
+        return {"sessions": len(self._slots), "bytes": self.weight, "hits": self.hits, "misses": self.misses}
 
     def get(self, session_id: str) -> Slot | None:
         return self._slots.get(session_id)

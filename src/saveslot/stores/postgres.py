@@ -54,8 +54,9 @@ class PostgresStore:
     ) -> None:
         self._server = server
         self._clock, self._uptime = clock, uptime
-        self._batches = Batches(self._land)
-        self._joining = Joining(self._heads)
+        self.counters = server.counters
+        self._batches = Batches(self._land, self.counters)
+        self._joining = Joining(self._heads, self.counters)
         self._news = asyncio.Event()
         self._closed = False
 
@@ -237,8 +238,12 @@ class PostgresStore:
         name: str | None = None,
         newest: int | None = None,
         frames: bool = True,
+        largest: int | None = None,
     ) -> list[Entry]:
         frame = "c.frame" if frames else "null::bytea"
+        if frames and largest is not None:
+            # The length of a frame that lies outside its row is known without fetching it.
+            frame = f"case when length(c.frame) <= {largest:d} then c.frame end"
         columns = ", ".join(f"c.{column}" for column in sql.HEADER.split(", "))
         found = f"""
             select {columns}, {frame}, coalesce(length(c.frame), 0) + coalesce(length(c.note), 0)

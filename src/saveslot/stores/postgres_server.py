@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import asyncpg
 
 from saveslot.errors import InvalidInput, SaveslotError, Unavailable
+from saveslot.metrics import Counters
 from saveslot.stores import shown
 from saveslot.stores.lines import Lines
 
@@ -59,6 +60,7 @@ class Server:
         self._theirs = pool is not None
         self._lines: Lines | None = None
         self._closed = False
+        self.counters = Counters()
         self._opening: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beside: dict[asyncio.AbstractEventLoop, AsyncGenerator[Connection]] = {}
@@ -142,6 +144,7 @@ class Server:
             except PASSING as exc:
                 if self._closed:
                     raise Unavailable("this store is closed; open it again") from exc
+                self.counters.retries += 1
                 await asyncio.sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311  (jitter)
                 wait = min(wait * 2, 1.0)
 
