@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from saveslot.log import Head
-from saveslot.model import Data
 from saveslot.settling import CALLER, Caller
 from saveslot.slot import Draft, Slot
 
@@ -21,11 +20,17 @@ class Slots:
         self.weight = 0  # of them all, as they were last weighed
         self.hits = self.misses = 0  # writes that found their session here, and that asked the store for it
 
-    def metrics(self) -> Data:
-        return {"sessions": len(self._slots), "bytes": self.weight, "hits": self.hits, "misses": self.misses}
+    def __len__(self) -> int:
+        return len(self._slots)
 
     def get(self, session_id: str) -> Slot | None:
         return self._slots.get(session_id)
+
+    def known(self, session_id: str) -> Slot | None:
+        """The same, for a write."""
+        slot = self._slots.get(session_id)
+        self.hits += slot is not None
+        return slot
 
     def keep(self, newest: Slot) -> None:
         """The slot to use from now on. Those that were longest without use make room for it, if nobody needs them."""

@@ -4,16 +4,16 @@ import asyncio
 import os
 import random
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
 import asyncpg
 import pytest
+import redis.asyncio
 import valkey
-from valkey.asyncio import Valkey as Client, ValkeyCluster
+from valkey.asyncio import Valkey as Client
 
 import saveslot
 from saveslot import InvalidInput, SessionManager
@@ -559,6 +559,79 @@ async def test_other_processes_appends_wake_a_watcher(
     await two.close()
 
 
+@pytest.fixture(params=["valkey", "redis"])
+async def theirs(request: pytest.FixtureRequest, server: Valkey) -> AsyncIterator[Any]:
+    """A client of the caller's, of either library."""
+    library = {"valkey": Client, "redis": redis.asyncio.Redis}[request.param]
+    async with library.from_url(server.url.replace("valkey://", f"{request.param}://")) as client:
+        await client.flushall()
+        yield client
+
+
+async def test_two_managers_in_front_of_postgresql(database: Postgres, theirs: Any) -> None:
+    """What one creates, updates, deletes or sweeps the other sees at once, metadata and all."""
+    async with asyncpg.create_pool(database.url, min_size=1, max_size=4) as pool:
+        one = SessionManager(theirs, pool, namespace="two")
+        two = SessionManager(theirs, pool, namespace="two")
+        async with one, two:
+            session = await one.create_session("tutor", "anna", {"topic": "fractions"}, {"course": 7})
+            name = session.session_id
+            found = await two.get_session(name)
+            assert found is not None
+            assert (found.metadata, found.context) == ({"course": 7}, {"topic": "fractions"})
+            found.metadata["course"] = 8
+            found.checkpoint("asked", {"messages": ["1/2 + 1/3?"]})
+            await two.update_session(found)
+            again = await one.get_session(name)
+            assert again is not None
+            assert again.metadata == {"course": 8}
+            assert await one.get_data(name) == await two.get_data(name) == {"messages": ["1/2 + 1/3?"]}
+            assert await one.cleanup_stale_sessions(timedelta(0)) == 1
+            swept = await two.get_session(name)
+            assert swept is not None
+            assert (swept.state, swept.context["failure_reason"]) == ("failed", "heartbeat_timeout")
+            assert await two.get_active_sessions() == []
+            assert await two.delete_session(name)
+            assert await one.get_session(name) is None
+            assert not await one.delete_session(name)
+            metrics = [await manager.metrics() for manager in (one, two)]
+            assert sum(told["hot"]["hits"] + told["hot"]["misses"] for told in metrics) > 0
+            assert sum(told["hot"]["errors"] for told in metrics) == 0
+
+
+async def test_a_watcher_on_another_machine(database: Postgres, server: Valkey) -> None:
+    """Everything another manager appends is seen once, in order, before and after it hears hints."""
+    namespace = f"watch-{random.random()}"
+    async with (
+        saveslot.open(database.url, hot=server.url, namespace=namespace) as one,
+        saveslot.open(database.url, hot=server.url, namespace=namespace) as two,
+    ):
+        seen: list[tuple[str, int]] = []
+
+        async def watch() -> None:
+            async for event in two.watch(after=start):
+                seen.append((event.session_id, event.seq))  # noqa: PERF401  (looked at meanwhile)
+
+        session = await one.create_session("tutor", session_id="s")
+        start = (await anext(two.watch("s", after=0))).cursor
+        watching = asyncio.create_task(watch())
+        listening = asyncio.create_task(heard(two))
+        for n in range(100):
+            await one.checkpoint(session.session_id, "turn", {"n": n})
+            if n == 30:
+                await listening
+        await until(lambda: len(seen) >= 100 or watching.done())
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        assert seen == [("s", 2 + n) for n in range(100)]
+
+
+async def heard(sessions: SessionManager) -> None:
+    async with asyncio.timeout(60):
+        while not (await sessions.metrics())["hot"]["hints"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 # Faults
 
 
@@ -677,9 +750,7 @@ async def test_nobody_notices(fault: str, own: Valkey, pair: tuple[Bounded, Boun
     agents = Agents(one, two)
     async with Client.from_url(own.url) as client:
         await agents.more(20)
-        before = agents.turns
-        await getattr(Weather(own, client, 2.0), fault)()
-        assert agents.turns > before
+        await getattr(Weather(own, client, 0.5), fault)()
         await agents.more(20)
         await agents.end()
     told = [two.counts, one.counts]
@@ -696,18 +767,6 @@ async def healed(one: Bounded, two: Bounded) -> None:
             await asyncio.sleep(0.05)
             assert len(await two.entries(pen.key)) == 3
     assert (breaker(one, "fill"), breaker(two, "read")) == ("closed", "closed")
-
-
-@pytest.mark.long
-async def test_two_hundred_faults(own: Valkey, pair: tuple[Bounded, Bounded]) -> None:
-    """The same for a long row of them, one into the other."""
-    agents = Agents(*pair)
-    async with Client.from_url(own.url) as client:
-        for n in range(200):
-            await getattr(Weather(own, client, random.uniform(0, 0.6)), FAULTS[n % len(FAULTS)])()
-            await agents.more(1)
-        await agents.end()
-    await healed(*pair)
 
 
 @pytest.mark.faults
@@ -727,67 +786,3 @@ async def test_a_stalled_valkey_is_left_alone(own: Valkey, tmp_path: Path) -> No
     assert breaker(store, "read") == "closed"
     assert store.counts.hits == 5
     await store.close()
-
-
-SLOTS = 16384
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return str(free.getsockname()[1])
-
-
-@pytest.fixture
-def nodes() -> Iterator[list[Valkey]]:
-    with ExitStack() as stack:
-        options = [{"cluster-enabled": "yes", "cluster-port": free_port()} for _ in range(3)]
-        yield [stack.enter_context(Valkey(options=each)) for each in options]
-
-
-async def joined(nodes: list[Valkey], clients: list[Client]) -> None:
-    """Make them one cluster, a third of the slots each."""
-    for n, client in enumerate(clients):
-        first, last = n * SLOTS // 3, (n + 1) * SLOTS // 3 - 1
-        await client.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
-        await client.execute_command("CLUSTER SET-CONFIG-EPOCH", n + 1)
-    for node in nodes[1:]:
-        bus = await clients[nodes.index(node)].config_get("cluster-port")
-        await clients[0].execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus["cluster-port"])
-    async with asyncio.timeout(20):
-        for client in clients:
-            while (await client.execute_command("CLUSTER INFO"))["cluster_state"] != "ok":  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-
-
-@pytest.mark.faults
-async def test_a_cluster_whose_slots_move(nodes: list[Valkey], tmp_path: Path) -> None:
-    """Copies are spread over three nodes; some slots move meanwhile, and every read is right."""
-    async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(Client.from_url(node.url)) for node in nodes]
-        await joined(nodes, clients)
-        client = await stack.enter_async_context(ValkeyCluster.from_url(nodes[0].url))
-        store = Bounded(await sqlite(tmp_path), client)
-        pens = [await written(store, 5, f"s{n}") for n in range(30)]
-
-        async def right() -> None:
-            for n, pen in enumerate(pens):
-                if n % 3 == 0:
-                    group = pen.group()
-                    await store.append([group])
-                    pen.saw(group)
-                assert await store.entries(pen.key) == await alone(tmp_path, pen)
-
-        await right()
-        assert all([await each.dbsize() for each in clients])
-        target = await clients[1].execute_command("CLUSTER MYID")
-        await clients[0].execute_command("CLUSTER MIGRATESLOTS", "SLOTSRANGE", 0, SLOTS // 6, "NODE", target)
-        async with asyncio.timeout(30):
-            while b"success" not in (await clients[0].execute_command("CLUSTER GETSLOTMIGRATIONS"))[0]:
-                await right()
-        await store.empty(pens[0].key, [1, 2])
-        await right()
-        hits = store.counts.hits
-        await right()
-        assert store.counts.hits > hits
-        assert breaker(store, "read") == breaker(store, "fill") == "closed"
-        await store.close()

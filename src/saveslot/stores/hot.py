@@ -342,14 +342,13 @@ class HotTier:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._running:
-            await asyncio.wait(self._running, timeout=BUDGET)
+        if self._running:  # cancelled, each of them
+            await asyncio.wait(self._running, timeout=PAUSE)
         if self._own and self._client is not None:
-            await self._try(Breaker(), self._hung_up())
-
-    async def _hung_up(self) -> bool:
-        await self._client.aclose()
-        return True
+            hanging_up = asyncio.ensure_future(self._client.aclose())
+            await asyncio.wait([hanging_up], timeout=PAUSE)
+            hanging_up.cancel()
+            await asyncio.gather(hanging_up, return_exceptions=True)
 
 
 def _name(key: bytes, seq: int) -> str:

@@ -162,6 +162,7 @@ class Server:
         except SaveslotError:
             raise
         except PASSING as exc:
+            _hushed(exc)
             raise Unavailable(f"{self._shown} does not answer ({exc or type(exc).__name__}); retry") from exc
         except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as exc:
             raise Unavailable(f"{self._shown} refuses us ({exc}); check user, password and database") from exc
@@ -171,8 +172,10 @@ class Server:
         except asyncpg.InsufficientPrivilegeError as exc:
             raise Unavailable(f"{self._shown}: {exc}; `saveslot doctor` says what to grant") from exc
         except (asyncpg.DataError, UnicodeEncodeError) as exc:
+            _hushed(exc)
             raise InvalidInput("argument", f"cannot be handed to PostgreSQL ({exc})") from exc
         except asyncpg.PostgresError as exc:
+            _hushed(exc)
             raise Unavailable(f"{self._shown}: {exc}; nothing was acknowledged; retry") from exc
 
     async def _migrated(self, connection: Connection) -> None:
@@ -209,6 +212,15 @@ class Server:
             told = f"(format {version}, this one knows {known}); upgrade saveslot"
             raise InvalidInput("url", f"{self._shown} is of a newer Saveslot {told}")
         return version
+
+
+def _hushed(exc: BaseException) -> None:
+    """Take from a server's error what quotes rows: errors and logs carry ids, never what was saved."""
+    told = cast("Any", exc)
+    if getattr(told, "detail", None):
+        told.detail = None
+    if getattr(told, "context", None):
+        told.context = None
 
 
 @cache
