@@ -44,9 +44,11 @@ class Bounded(TieredStore):
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The suites write small frames, and Valkey is to lend them all the same."""
+def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suites write small frames, and Valkey is to lend them all the same, also on a machine that is slow."""
     monkeypatch.setattr(tiered, "SMALL", 0)
+    if request.node.get_closest_marker("faults") is None:
+        monkeypatch.setattr(hot, "BUDGET", 10)
 
 
 def breaker(store: TieredStore, verb: str) -> str:
@@ -530,6 +532,7 @@ async def test_clients_of_the_callers(database: Postgres, client: Client, monkey
         assert await hits(client) == before + 1
         assert closing == []
         assert await pool.fetchval("select 1") == 1
+    monkeypatch.undo()  # the fixture closes it
 
 
 def test_what_cannot_be_a_hot_tier_says_so(server: Valkey) -> None:
