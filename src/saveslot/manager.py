@@ -34,12 +34,14 @@ from saveslot.model import (
     fresh_key,
     now,
 )
+from saveslot.recent import MAX_AGE, Level
 from saveslot.saving import Save, drafted
 from saveslot.settling import settled
 from saveslot.slot import ABOUT, Draft, Point, Slot, beginning, creation, refusal
 from saveslot.slots import Doubts, Slots
 from saveslot.stores import Store
 from saveslot.stores.memory import MemoryStore
+from saveslot.stores.metered import metered
 from saveslot.timeline import shown
 
 # While someone holds a session these are the owner's alone.
@@ -81,8 +83,9 @@ class SessionManager(SessionHolder):
             from saveslot.stores.tiered import TieredStore
 
             store = TieredStore(store, redis_client, session_ttl_hours * 3600)
+        self._telling = metered(store or MemoryStore())
         super().__init__(
-            store or MemoryStore(),
+            self._telling,
             namespace,
             max_state_bytes,
             worker_beat=worker_beat,
@@ -110,9 +113,22 @@ class SessionManager(SessionHolder):
         await self._leave()
         await self._store.close()
 
-    async def stats(self) -> Data:
+    async def stats(self, *, level: Level = "strong", max_age: float = MAX_AGE) -> Data:
         """Sessions of this namespace by state, agent type and owner; the whole store; this worker and its keeper."""
-        return {**await super().stats(), "worker": self.worker, "keeper": self.keeper.stats}
+        return {**await super().stats(level=level, max_age=max_age), "worker": self.worker, "keeper": self.keeper.stats}
+
+    async def metrics(self) -> Data:
+        """What this manager and its tiers did since it was opened: counts, and how long calls took. Asks nobody."""
+        slots, recent = self._slots, self._recent
+        memory = {
+            "sessions": len(slots),
+            "bytes": slots.weight,
+            "hits": slots.hits,
+            "misses": slots.misses,
+            "cached_hits": recent.hits,
+            "cached_misses": recent.misses,
+        }
+        return {"memory": memory, **self._telling.metrics(), "worker": self.worker}
 
     # Sessions
 
@@ -353,7 +369,7 @@ class SessionManager(SessionHolder):
         return await self._settled_checkpoint(value, session_id, save)
 
     async def _checkpoint(self, session: AgentSession | None, session_id: str, save: Save) -> Checkpoint:
-        slot = self._slots.get(session_id) or await self._slot(session_id)
+        slot = self._slots.known(session_id) or await self._slot(session_id)
         async with slot.lock:
             before = await self._settle(slot, session) if slot.doubtful else None
             if session is not None:
@@ -443,9 +459,10 @@ class SessionManager(SessionHolder):
     # The slots
 
     async def _slot(self, session_id: str) -> Slot:
-        slot = self._slots.get(as_name(session_id, "session_id"))
+        slot = self._slots.known(as_name(session_id, "session_id"))
         if slot is not None:
             return slot
+        self._slots.misses += 1
         head = await self._lookup.existing(session_id)
         slot = self._slots.get(session_id)  # another caller may have been quicker
         if slot is None:

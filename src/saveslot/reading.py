@@ -24,6 +24,7 @@ from saveslot.model import (
     as_state,
     as_time,
 )
+from saveslot.recent import MAX_AGE, Level, Recent
 from saveslot.stores import Store
 from saveslot.timeline import merged, needed
 
@@ -52,10 +53,21 @@ class SessionReader:
         self.namespace = as_name(namespace, "namespace")
         self._store = store
         self._lookup = Lookup(store, namespace)
+        self._recent = Recent(store)
 
-    async def get_session(self, id: str, *, history: int | Literal["all"] | None = None) -> AgentSession | None:
-        """The session as of now, or None, with its newest checkpoints (8 MB as stored), decoded when looked at."""
-        head = await self._lookup.head(id)
+    async def get_session(
+        self,
+        id: str,
+        *,
+        history: int | Literal["all"] | None = None,
+        level: Level = "strong",
+        max_age: float = MAX_AGE,
+    ) -> AgentSession | None:
+        """The session as of now, or None, with its newest checkpoints (8 MB as stored), decoded when looked at.
+
+        `level="cached"`: as it was at most `max_age` seconds ago.
+        """
+        [head] = await self._recent.at(level, max_age).heads([(self.namespace, as_name(id, "session_id"))])
         if head is None:
             return None
         session = self._lookup.session(head)
@@ -63,14 +75,25 @@ class SessionReader:
         return session
 
     async def get_active_sessions(
-        self, agent_type: str | None = None, user_id: str | None = None
+        self,
+        agent_type: str | None = None,
+        user_id: str | None = None,
+        *,
+        level: Level = "strong",
+        max_age: float = MAX_AGE,
     ) -> list[AgentSession]:
         """All active sessions, newest first, without their histories."""
         found: list[AgentSession] = []
         after: str | None = None
         while True:
             page = await self.find(
-                agent_type=agent_type, user_id=user_id, state=SessionState.ACTIVE, limit=WIDE_PAGE, after=after
+                agent_type=agent_type,
+                user_id=user_id,
+                state=SessionState.ACTIVE,
+                limit=WIDE_PAGE,
+                after=after,
+                level=level,
+                max_age=max_age,
             )
             found += page
             after = page.next
@@ -91,13 +114,19 @@ class SessionReader:
         orphaned: bool = False,
         limit: int = PAGE,
         after: str | None = None,
+        level: Level = "strong",
+        max_age: float = MAX_AGE,
     ) -> Page:
-        """A page of sessions, newest first, without their histories; `orphaned`: those whose owners died."""
+        """A page of sessions, newest first, without their histories; `orphaned`: those whose owners died.
+
+        `level="cached"`: as it was at most `max_age` seconds ago.
+        """
         query = self._query(agent_type, user_id, state, labels, created_after, created_before, text, prefix, orphaned)
         if limit < 1:
             raise InvalidInput("limit", "must be 1 or more")
-        rows = await self._store.find(query, refs.place(after), limit)
-        heads = await self._store.heads([row.key for row in rows])
+        store = self._recent.at(level, max_age)
+        rows = await store.find(query, refs.place(after), limit)
+        heads = await store.heads([row.key for row in rows])
         page = Page(self._lookup.session(head) for head in heads if head is not None and _still(head, query))
         page.next = refs.cursor((rows[-1].created_at, rows[-1].key)) if len(rows) == limit else None
         return page
@@ -114,14 +143,16 @@ class SessionReader:
         text: str | None = None,
         prefix: str | None = None,
         orphaned: bool = False,
+        level: Level = "strong",
+        max_age: float = MAX_AGE,
     ) -> int:
         """How many sessions `find` would show."""
         query = self._query(agent_type, user_id, state, labels, created_after, created_before, text, prefix, orphaned)
-        return sum((await self._store.count(query)).states.values())
+        return sum((await self._recent.at(level, max_age).count(query)).states.values())
 
-    async def stats(self) -> Data:
+    async def stats(self, *, level: Level = "strong", max_age: float = MAX_AGE) -> Data:
         """Sessions of this namespace by state and agent type; entries and bytes of the whole store."""
-        counts = await self._store.count(Query(namespace=self.namespace))
+        counts = await self._recent.at(level, max_age).count(Query(namespace=self.namespace))
         return {
             "sessions": sum(counts.states.values()),
             "by_state": {state.value: counts.states.get(state.value, 0) for state in SessionState},

@@ -32,8 +32,12 @@ class Store(Protocol):
         name: str | None = None,
         newest: int | None = None,
         frames: bool = True,
+        largest: int | None = None,
     ) -> list[Entry]:
-        """Entries in the order of their seqs, `newest` the last n of them. Without frames `size` still tells theirs."""
+        """Entries in the order of their seqs, `newest` the last n of them. Without frames `size` still tells theirs.
+
+        `largest` leaves out the frames of more bytes than that.
+        """
         ...
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from saveslot.log import Group, Verdict
+from saveslot.metrics import Counters
 
 # Two batches at a time: while one waits for its sync the next is planned. A third brought nothing.
 LANES = 2
@@ -17,8 +18,9 @@ Waiting = tuple[Group, "asyncio.Future[Verdict]"]
 
 
 class Batches:
-    def __init__(self, land: Land) -> None:
+    def __init__(self, land: Land, counters: Counters) -> None:
         self._land = land
+        self._counters = counters
         self._waiting: list[Waiting] = []
         self._busy: set[bytes] = set()  # sessions with a group under way: the next one waits for its verdict
         self._lanes: set[asyncio.Task[None]] = set()
@@ -69,6 +71,7 @@ class Batches:
         return batch
 
     async def _run(self, batch: list[Waiting]) -> None:
+        self._counters.batches.add(len(batch))
         try:
             verdicts = await self._land([group for group, _ in batch])
         except Exception as exc:  # noqa: BLE001  (each caller gets it)

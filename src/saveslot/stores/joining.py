@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from saveslot.errors import InvalidInput
 from saveslot.log import Head, Ref
+from saveslot.metrics import Counters
 
 # Questions under way at a time. One that was sent is never joined: its answer may be older than the asker's call.
 LANES = 2
@@ -18,9 +19,9 @@ Waiting = tuple[Sequence[Ref], "asyncio.Future[list[Head | None]]"]
 
 
 class Joining:
-    def __init__(self, ask: Ask) -> None:
-        self.queries = 0
+    def __init__(self, ask: Ask, counters: Counters) -> None:
         self._ask = ask
+        self._counters = counters
         self._busy = 0
         self._forming: list[Waiting] = []
         self._lanes: set[asyncio.Task[None]] = set()
@@ -32,13 +33,9 @@ class Joining:
             return await answer
         self._busy += 1
         try:
-            return await self._sent(refs)
+            return await self._ask(refs)
         finally:
             self._freed()
-
-    async def _sent(self, refs: Sequence[Ref]) -> list[Head | None]:
-        self.queries += 1
-        return await self._ask(refs)
 
     def _freed(self) -> None:
         """The lane goes on with what has formed, or is free."""
@@ -50,6 +47,7 @@ class Joining:
         if not batch:
             self._busy -= 1
             return
+        self._counters.shared += len(batch) - 1
         lane = asyncio.ensure_future(self._run(batch))
         self._lanes.add(lane)
         lane.add_done_callback(self._ended)
@@ -60,7 +58,7 @@ class Joining:
 
     async def _run(self, batch: list[Waiting]) -> None:
         try:
-            heads = await self._sent([ref for refs, _ in batch for ref in refs])
+            heads = await self._ask([ref for refs, _ in batch for ref in refs])
         except Exception as exc:  # noqa: BLE001  (each caller gets it)
             if isinstance(exc, InvalidInput) and len(batch) > 1:  # what one of them asks must not fail the others
                 for one in batch:

@@ -157,6 +157,7 @@ class MemoryStore:
         name: str | None = None,
         newest: int | None = None,
         frames: bool = True,
+        largest: int | None = None,
     ) -> list[Entry]:
         self._check_open()
         found = [
@@ -167,7 +168,9 @@ class MemoryStore:
         ]
         if newest is not None:
             found = found[max(0, len(found) - newest) :]
-        return [msgspec.structs.replace(entry, frame=entry.frame if frames else None) for entry in found]
+        most = -1 if not frames else 1 << 62 if largest is None else largest
+        kept = [entry.frame if entry.frame is not None and len(entry.frame) <= most else None for entry in found]
+        return [msgspec.structs.replace(entry, frame=frame) for entry, frame in zip(found, kept, strict=True)]
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         self._check_open()

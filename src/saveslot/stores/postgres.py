@@ -56,8 +56,9 @@ class PostgresStore:
     ) -> None:
         self._server = server
         self._clock, self._uptime = clock, uptime
-        self._batches = Batches(self._land)
-        self._joining = Joining(self._heads)
+        self.counters = server.counters
+        self._batches = Batches(self._land, self.counters)
+        self._joining = Joining(self._heads, self.counters)
         self._news = News(server)
         self._told: dict[str, str] = {}
         self._landed_groups = self._grown = 0
@@ -254,15 +255,19 @@ class PostgresStore:
         name: str | None = None,
         newest: int | None = None,
         frames: bool = True,
+        largest: int | None = None,
     ) -> list[Entry]:
+        frame = "frame" if frames else "null::bytea"
+        if frames and largest is not None:
+            # The length of a frame that lies outside its row is known without fetching it.
+            frame = f"case when length(frame) <= {largest:d} then frame end"
         chosen = None if kinds is None else _array(map(int, kinds))
         if len(ranges) == 1:
-            [(first, last)] = ranges
-            rows = await self._fetch(sql.RANGE if frames else sql.RANGE_HEADERS, key, first, last, chosen, name, newest)
+            found, [(first, last)] = sql.RANGE, ranges
         else:
-            firsts, lasts = _array(first for first, _ in ranges), _array(last for _, last in ranges)
-            found = sql.RANGES if frames else sql.RANGES_HEADERS
-            rows = await self._fetch(found, key, firsts, lasts, chosen, name, newest)
+            found = sql.RANGES
+            first, last = _array(first for first, _ in ranges), _array(last for _, last in ranges)
+        rows = await self._fetch(found.replace("{frame}", frame), key, first, last, chosen, name, newest)
         return [_entry(row) for row in reversed(rows)]
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:

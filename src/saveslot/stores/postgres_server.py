@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 import asyncpg
 
 from saveslot.errors import InvalidInput, SaveslotError, Unavailable
+from saveslot.metrics import Counters
 from saveslot.stores import postgres_partitions, shown
 from saveslot.stores.lines import Lines
 
@@ -59,6 +60,7 @@ class Server:
         self._theirs = pool is not None
         self._lines: Lines | None = None
         self._closed = False
+        self.counters = Counters()
         self._opening: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beside: dict[asyncio.AbstractEventLoop, AsyncGenerator[Connection]] = {}
@@ -158,6 +160,7 @@ class Server:
             except PASSING as exc:
                 if self._closed:
                     raise Unavailable("this store is closed; open it again") from exc
+                self.counters.retries += 1
                 await asyncio.sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311  (jitter)
                 wait = min(wait * 2, 1.0)
 
@@ -175,6 +178,7 @@ class Server:
         except SaveslotError:
             raise
         except PASSING as exc:
+            _hushed(exc)
             raise Unavailable(f"{self._shown} does not answer ({exc or type(exc).__name__}); retry") from exc
         except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as exc:
             raise Unavailable(f"{self._shown} refuses us ({exc}); check user, password and database") from exc
@@ -184,8 +188,10 @@ class Server:
         except asyncpg.InsufficientPrivilegeError as exc:
             raise Unavailable(f"{self._shown}: {exc}; `saveslot doctor` says what to grant") from exc
         except (asyncpg.DataError, UnicodeEncodeError) as exc:
+            _hushed(exc)
             raise InvalidInput("argument", f"cannot be handed to PostgreSQL ({exc})") from exc
         except asyncpg.PostgresError as exc:
+            _hushed(exc)
             raise Unavailable(f"{self._shown}: {exc}; nothing was acknowledged; retry") from exc
 
     async def _migrated(self, connection: Connection) -> None:
@@ -228,10 +234,17 @@ class Server:
 
 async def _pooled(connection: Connection) -> bool:
     """Whether somebody stands between us and the server: then another process answers than the one we were told of."""
-    try:
-        return await connection.fetchval("select pg_backend_pid()") != connection.get_server_pid()
-    except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError):
-        return True
+    same = f"select where pg_backend_pid() = {connection.get_server_pid()}"
+    return await connection.execute(same) != "SELECT 1"  # one round trip: nothing is prepared
+
+
+def _hushed(exc: BaseException) -> None:
+    """Take from a server's error what quotes rows: errors and logs carry ids, never what was saved."""
+    told = cast("Any", exc)
+    if getattr(told, "detail", None):
+        told.detail = None
+    if getattr(told, "context", None):
+        told.context = None
 
 
 @cache

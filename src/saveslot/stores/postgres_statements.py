@@ -164,19 +164,18 @@ join lateral (
   where s.namespace = r.namespace and s.id = r.id and s.deleted_at is null limit 1) s on true""",
 )
 
+# {frame}: what is read of it.
 _RANGE = f"""
 select {HEADER}, {{frame}}, {SIZE} from {{s}}.checkpoints
 where key = $1 and seq between {{first}} and {{last}}
   and ($4::text is null or kind = any($4::text::int2[])) and ($5::text is null or name = $5)
 order by seq desc limit $6"""  # noqa: S608
 # A lateral part with a limit is done once for each range, by the index. A plain join read the whole session.
-_RANGES = f"""
+RANGES = f"""
 select c.* from unnest($2::text::int8[], $3::text::int8[]) r(first, last)
 cross join lateral ({_RANGE.replace("{first}", "r.first").replace("{last}", "r.last")}) c
 order by c.seq desc limit $6"""  # noqa: S608
-RANGES, RANGES_HEADERS = _RANGES.replace("{frame}", "frame"), _RANGES.replace("{frame}", "null::bytea")
-_ONE_RANGE = _RANGE.replace("{first}", "$2::int8").replace("{last}", "$3::int8")
-RANGE, RANGE_HEADERS = _ONE_RANGE.replace("{frame}", "frame"), _ONE_RANGE.replace("{frame}", "null::bytea")
+RANGE = _RANGE.replace("{first}", "$2::int8").replace("{last}", "$3::int8")
 
 # Rows that somebody changes just now are skipped (0 for those): who waits for many rows, holding others, may wait for
 # ever. One alone may be waited for.

@@ -35,6 +35,7 @@ from saveslot.log import (
     judged,
     moment,
 )
+from saveslot.metrics import Counters
 from saveslot.model import PLAIN_KINDS, Kind
 from saveslot.stores.memory import LEFTOVER, clock
 from saveslot.stores.readers import Readers
@@ -106,7 +107,8 @@ class SqliteStore:
         self._local = threading.local()
         self._connections: list[apsw.Connection] = []
         self._readers = Readers(READERS)
-        self._writer = Writer(lambda: connect(path, vfs), self._told, self._carried_out)
+        self.counters = Counters()
+        self._writer = Writer(lambda: connect(path, vfs), self._told, self._carried_out, self.counters)
         self._news = asyncio.Event()
         self._closed = False
 
@@ -371,6 +373,7 @@ class SqliteStore:
         name: str | None = None,
         newest: int | None = None,
         frames: bool = True,
+        largest: int | None = None,
     ) -> list[Entry]:
         where, values = "key = ? and seq between ? and ?", list[Any]()
         if kinds is not None:
@@ -379,6 +382,8 @@ class SqliteStore:
             where += " and name = ?"
             values.append(name)
         frame = "frame" if frames else "null"
+        if frames and largest is not None:
+            frame = f"case when length(frame) <= {largest:d} then frame end"
         sql = f"select {_HEADER}, {frame}, {_SIZE} from checkpoints where {where} order by seq desc limit ?"  # noqa: S608
 
         def work(connection: apsw.Connection) -> list[Entry]:

@@ -31,6 +31,7 @@ from saveslot.log import (
     Worker,
     feed_number,
 )
+from saveslot.metrics import Counters
 from saveslot.stores.batches import Batches
 from saveslot.stores.joining import Joining
 from saveslot.stores.valkey_news import News
@@ -62,8 +63,9 @@ class ValkeyStore:
         self._server = server
         self._ttl = max(1, int(ttl * 1000))
         self._clock, self._uptime = clock, uptime
-        self._batches = Batches(self._land)
-        self._joining = Joining(self._heads)
+        self.counters = Counters()
+        self._batches = Batches(self._land, self.counters)
+        self._joining = Joining(self._heads, self.counters)
         self._news = News(server)
         self._closed = False
 
@@ -161,6 +163,7 @@ class ValkeyStore:
         name: str | None = None,
         newest: int | None = None,
         frames: bool = True,
+        largest: int | None = None,
     ) -> list[Entry]:
         found: list[Entry] = []  # newest first
         untold: list[Entry] = []
@@ -189,6 +192,9 @@ class ValkeyStore:
         lowest = found[-1].seq if found else 0
         if not await self._filled(key, [entry for entry in untold if entry.seq >= lowest]):
             return []
+        for entry in found:
+            if largest is not None and len(entry.frame or b"") > largest:
+                entry.frame = None
         found.reverse()
         return found
 
