@@ -106,7 +106,10 @@ async def test_a_lost_answer_is_found_again(server: Postgres, way: Proxy, notice
     store = await PostgresStore.open(way.url)
     try:
         pen = Pen("lost", noticed)
-        for write in (pen.begin, pen.group):  # by then the connection knows the statement, and only sends values
+        for write in (
+            pen.begin,
+            *[pen.group] * 12,
+        ):  # by then the connection knows the statement, and only sends values
             group = write()
             assert [verdict.outcome for verdict in await store.append([group])] == [Outcome.APPENDED]
             pen.saw(group)
