@@ -184,8 +184,12 @@ class Server:
             answer = asyncio.timeout(silence)
             try:
                 if self._lines is None:
-                    async with self._pool.acquire() as connection, answer:
-                        done = await self._worked(connection, work)
+                    connection = await self._pool.acquire()
+                    try:
+                        async with answer:
+                            done = await self._worked(connection, work)
+                    finally:  # a pool asks the server once more, and would wait for ever
+                        await self._pool.release(connection, timeout=SILENCE)
                 else:
                     line = await self._lines.take()
                     try:
