@@ -14,6 +14,7 @@ import msgspec
 from saveslot.errors import InvalidInput
 from saveslot.model import Kind
 
+TAKING_KINDS = frozenset({Kind.TAKEN, Kind.CLAIMED})
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
@@ -179,7 +180,9 @@ def judged(group: Group, here: bytes | None, before: bytes | None, row: Row | No
         return Outcome.ALREADY
     if row is None or deleted:
         return Outcome.MISSING
-    if first.lease is not None and (row.fence > first.fence or row.lease != first.lease):
+    # A row that has not seen the fence of an owner's entry went back in time, and says nothing about the lease.
+    back = row.fence < first.fence and first.kind not in TAKING_KINDS
+    if first.lease is not None and not back and (row.fence > first.fence or row.lease != first.lease):
         return Outcome.FENCED
     if before is None or before != group.prev:
         return Outcome.LOST

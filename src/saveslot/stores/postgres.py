@@ -184,7 +184,8 @@ class PostgresStore:
 
     async def _already(self, group: Group, heartbeat: int) -> Verdict:
         first, last = group.entries[0].seq, group.entries[-1].seq
-        found = "select at from {s}.checkpoints where key = $1 and seq between $2 and $3 order by seq"
+        # The lock makes this a commit, which waits for a synchronous replica: the first one may not have waited.
+        found = "select at from {s}.checkpoints where key = $1 and seq between $2 and $3 order by seq for key share"
         rows = await self._fetch(found, group.key, first, last)
         return Verdict(Outcome.ALREADY, [at for (at,) in rows], heartbeat=heartbeat)
 
@@ -203,7 +204,7 @@ class PostgresStore:
             times = [beaten.get(sign, 0) for sign in signs]
             return times if worker is None else [*times, await self._beat_worker(connection, worker)]
 
-        return await self._server.run_beside(work)
+        return await self._server.run_beside(work, None if worker is None else worker.ttl / 3e6)
 
     async def _beat_worker(self, connection: Connection, worker: Worker) -> int:
         times = self._times()
