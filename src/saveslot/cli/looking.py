@@ -19,7 +19,7 @@ from saveslot.cli.words import age, ago, bar, flat, local, many, size
 from saveslot.errors import NotFound
 from saveslot.glance import LogLine
 from saveslot.manager import SessionManager
-from saveslot.model import AgentSession, Checkpoint, Data
+from saveslot.model import AgentSession, Checkpoint, DamagedSession, Data
 
 # What a terminal shows unless told otherwise; a pipe gets everything.
 SHOWN = 50
@@ -90,15 +90,18 @@ async def _found(sessions: SessionManager, wanted: dict[str, Any], limit: int) -
 
 
 def told(session: AgentSession) -> Data:
-    """Its `to_dict`, and beside that who holds it."""
+    """Its `to_dict`, and beside that who holds it; of a damaged one what can be read."""
     owner = session.owner
-    return {**session.to_dict(), "owner": None if owner is None else {"worker": owner.worker, "left": owner.left}}
+    known = session.readable() if isinstance(session, DamagedSession) else session.to_dict()
+    return {**known, "owner": None if owner is None else {"worker": owner.worker, "left": owner.left}}
 
 
 def listing(found: Sequence[AgentSession], screen: Screen) -> tuple[list[Column], list[list[Cell]]]:
     """Sessions one line each: times as ages on a terminal, exact in a pipe."""
     ids = short_ids([session.session_id for session in found]) if screen.terminal else {}
-    users, held, about = (any(getattr(s, part) for s in found) for part in ("user_id", "owner", "context"))
+    users, held = (any(getattr(s, part) for s in found) for part in ("user_id", "owner"))
+    contexts = [_context(session) for session in found]
+    about = any(text for text, _ in contexts)
     columns = [Column("ID"), Column("STATE"), Column("AGENT")]
     columns += [Column("USER")] * users
     columns += [Column("OWNER")] * held
@@ -110,15 +113,21 @@ def listing(found: Sequence[AgentSession], screen: Screen) -> tuple[list[Column]
     )
     columns += [Column("CONTEXT", wide=True)] * about
     rows: list[list[Cell]] = []
-    for session in found:
+    for session, context in zip(found, contexts, strict=True):
         name = ids.get(session.session_id, session.session_id)
         row: list[Cell] = [(name, "bold"), state_cell(session, screen), session.agent_type]
         row += [session.user_id] * users
         row += [owner_cell(session)] * held
         row += [str(entries(session)), *(when(at, screen) for at in (session.created_at, session.last_heartbeat))]
-        row += [(brief(session.context), DIM)] * about
+        row += [context] * about
         rows.append(row)
     return columns, rows
+
+
+def _context(session: AgentSession) -> Span:
+    if isinstance(session, DamagedSession):
+        return f"damaged: {session.damage}", "bold red"
+    return brief(session.context), DIM
 
 
 def short_ids(ids: Sequence[str]) -> dict[str, str]:
@@ -240,7 +249,11 @@ def _about(session: AgentSession, taken: Checkpoint | None, fold: Fold, screen: 
         worker, style = owner_cell(session)
         held = f"held by {worker}{since}" if session.owner.left else f"{worker}, which held it{since} and is silent"
         yield Line(body=((held, style),))
-    dicts = {"context": session.context, "metadata": session.metadata, "labels": session.labels}
+    if isinstance(session, DamagedSession):
+        yield Line(body=((f"context and metadata are damaged: {session.damage}", "bold red"),))
+        dicts = {"labels": session.labels}
+    else:
+        dicts = {"context": session.context, "metadata": session.metadata, "labels": session.labels}
     yield from tree({name: value for name, value in dicts.items() if value}, fold)
 
 
