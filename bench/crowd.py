@@ -1,9 +1,9 @@
-"""A store of very many sessions, written straight into its tables: each with five entries, as if agents had run for weeks.
+"""A store of very many sessions, written straight into its tables: five entries each, of agents that ran for weeks.
 
     created, task_received, planned, answered, and how it ended (or one more checkpoint)
 
-`mixed`: most have ended. `beating` and `checkpointing`: all are active; a few gave no sign of life for a week, the others
-did just now, by a heartbeat or by a checkpoint alone.
+`mixed`: most have ended. `beating` and `checkpointing`: all are active; a few gave no sign of life for a week, the
+others did just now, by a heartbeat or by a checkpoint alone.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import apsw
 import asyncpg
 
 from saveslot import codec
 from saveslot.benchmark import message
 from saveslot.model import Kind
 from saveslot.stores import open_store
+from saveslot.stores.sqlite import APART
 from saveslot.stores.sqlite_file import prepared
 
 DAY = 86_400_000_000
@@ -30,6 +30,7 @@ REASONS = ("timeout", "rate_limited", "tool_error", "out_of_memory", "heartbeat_
 TIMES = (0, 2, 9, 31, 40)
 NAMES = ("session_created", "task_received", "planned", "answered", "")
 STALE = 1_000
+_COLUMNS = "key, namespace, id, agent_type, user_id, state, created_at, heartbeat, fence, labels, body"
 
 
 def _frames() -> list[tuple[int, int, str, bytes, bytes, bytes]]:
@@ -97,12 +98,18 @@ def build_sqlite(path: Path, count: int, shape: str = "mixed") -> None:
             with recursive counted(n) as (select 0 union all select n + 1 from counted where n + 1 < {count}),
             made as (select n, {now} as now from counted),
             timed as (select n, {created} as created, {beaten} as beaten from made)
-            insert into sessions (key, namespace, id, agent_type, user_id, state, created_at, heartbeat, fence, labels, body)
+            insert into sessions ({_COLUMNS}, search)
             select unhex(printf('%012x', created / 1000) || hex(randomblob(10))), 'default', printf('s-%08d', timed.n),
-              'agent-' || (timed.n * 7919 % {AGENTS}), 'user-' || (timed.n * 104729 % {USERS}), {_STATE}, created, beaten,
-              0, labels, body
+              'agent-' || (timed.n * 7919 % {AGENTS}), 'user-' || (timed.n * 104729 % {USERS}), {_STATE},
+              created, beaten, 0, labels, body, ''
             from timed join bodies on bodies.n = timed.n * 31 % {TEAMS}""".format(all_active=int(shape != "mixed"))  # noqa: S608
         connection.execute(sessions.replace("n % 20", "timed.n % 20"))
+        apart = f" || '{APART}' || "
+        values = ("id", "agent_type", "user_id", "(labels ->> '$.team')")
+        connection.execute(f"update sessions set search = lower({apart.join(values)})")  # noqa: S608
+        connection.execute("""
+            insert into labels select namespace, 'team', labels ->> '$.team', created_at, key from sessions
+            order by 1, 2, 3, 4, 5""")
         entries = f"""
             insert into checkpoints (key, seq, append_id, kind, name, at, alive, fence, data_seq, about_seq, recipe,
               digest, note, frame)
@@ -138,7 +145,7 @@ async def build_postgres(url: str, count: int, shape: str = "mixed") -> None:
     await connection.execute("analyze bodies; analyze notes; analyze frames; truncate sessions, checkpoints")
     state = _STATE.format(all_active=str(shape != "mixed").lower())
     sessions = f"""
-        insert into sessions (key, namespace, id, agent_type, user_id, state, created_at, heartbeat, fence, labels, body)
+        insert into sessions ({_COLUMNS})
         select decode(lpad(to_hex(created / 1000), 12, '0') || substr(md5(random()::text), 1, 20), 'hex'), 'default',
           's-' || lpad(n::text, 8, '0'), 'agent-' || (n * 7919 % {AGENTS}), 'user-' || (n * 104729 % {USERS}), {state},
           created, beaten, 0, labels::jsonb, body
@@ -151,7 +158,8 @@ async def build_postgres(url: str, count: int, shape: str = "mixed") -> None:
     entries = f"""
         insert into checkpoints (key, seq, append_id, kind, name, at, alive, fence, data_seq, about_seq, recipe, digest,
           note, frame)
-        select s.key, f.seq, decode(md5(random()::text || s.n || f.seq), 'hex'), case f.seq when 5 then {_LAST_KIND} else f.kind end,
+        select s.key, f.seq, decode(md5(random()::text || s.n || f.seq), 'hex'),
+          case f.seq when 5 then {_LAST_KIND} else f.kind end,
           case f.seq when 5 then {_LAST_NAME} else f.name end,
           s.created_at + case f.seq {_offsets()} end + s.n % 1000 * f.seq * 1000,
           {_alive(shape, count)}, 0, case when f.seq > 1 then least(f.seq, 4) else 0 end, 1, f.recipe, f.digest,

@@ -18,7 +18,7 @@ async def damaged(stores, sessions, tmp_path) -> SessionManager:
         await sessions.create_session("tutor", context={"topic": name}, labels={"team": "red"}, session_id=name)
         await sessions.checkpoint(name, "started", {"n": 1})
     if isinstance(stores[0], MemoryStore):
-        [row] = [row for row in stores[0]._rows.values() if row.session_id == "second"]
+        [row] = [row for row in stores[0]._rows.values() if row.session_id == "second"]  # noqa: SLF001
         row.body = row.body[:-1] + bytes([row.body[-1] ^ 1])
         return sessions
     connection = apsw.Connection(str(tmp_path / "s.db"))
