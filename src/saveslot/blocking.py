@@ -279,6 +279,7 @@ class SessionManager:
     find = lifted(Manager.find)
     count = lifted(Manager.count)
     stats = lifted(Manager.stats)
+    analytics = lifted(Manager.analytics)
     history = lifted(Manager.history)
     walk = iterated(Manager.walk)
     log = lifted(Manager.log)

@@ -16,6 +16,8 @@ import msgspec
 
 from saveslot.errors import InvalidInput, Unavailable
 from saveslot.log import (
+    FAILURES,
+    TRACED,
     Counts,
     Entry,
     Event,
@@ -26,6 +28,7 @@ from saveslot.log import (
     Query,
     Ref,
     Row,
+    Sample,
     Sign,
     Verdict,
     Worker,
@@ -280,7 +283,7 @@ class PostgresStore:
             found = f"{sql.ROW} from {sql.OWNED} join {keys} k on k.key = s.key {page}"
         return [_row(row) for row in await self._fetch(found, self._times(), *values, limit)]
 
-    async def count(self, query: Query) -> Counts:
+    async def count(self, query: Query, sample: int = 0) -> Counts:
         where, values = _where(query)
         counted = f"""
             select s.state, s.agent_type, count(*), count(s.owner),
@@ -297,7 +300,22 @@ class PostgresStore:
             counts.held += held
             counts.orphaned += orphaned
         [(counts.entries, counts.stored_bytes)] = await self._fetch(whole, self._server.schema)
+        counts.sample = await self._sample(where, values, sample) if sample else None
         return counts
+
+    async def _sample(self, where: str, values: list[Any], count: int) -> Sample:
+        sample = Sample(count * TRACED)
+        newest = f"""
+            select s.key, s.state, s.created_at from {sql.OWNED} where {where} and $1::int8[] is not null
+            order by s.created_at desc, s.key desc limit ${len(values) + 2}"""  # noqa: S608
+        for key, state, created_at in await self._fetch(newest, self._times(), *values, count):
+            sample.sessions[key] = (state, created_at)
+        rows = await self._fetch(sql.TRACED, list(sample.sessions), sample.limit)
+        sample.entries = [tuple(row) for row in rows]
+        failed = [key for key, (state, _) in sample.sessions.items() if state == "failed"][:FAILURES]
+        found = {row[0]: _entry(tuple(row)[1:]) for row in await self._fetch(sql.FAILED, failed)}
+        sample.failures = [(key, found[key]) for key in failed if key in found]
+        return sample
 
     async def events(
         self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0

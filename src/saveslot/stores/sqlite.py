@@ -18,6 +18,8 @@ import msgspec
 
 from saveslot.errors import Corrupt, Unavailable
 from saveslot.log import (
+    FAILURES,
+    TRACED,
     Counts,
     Entry,
     Event,
@@ -28,6 +30,7 @@ from saveslot.log import (
     Query,
     Ref,
     Row,
+    Sample,
     Sign,
     Verdict,
     Worker,
@@ -427,7 +430,7 @@ class SqliteStore:
         sql = f"{_ROW.format(source)} where {where} order by {place.replace(',', f' {order},')} {order} limit ?"
         return await self._read(lambda c: [_to_row(row) for row in c.execute(sql, (*uptime, *values, limit))])
 
-    async def count(self, query: Query) -> Counts:
+    async def count(self, query: Query, sample: int = 0) -> Counts:
         boot, up = self._uptime()
         source = _source(query)
         where, values = _where(query, self._clock(), (boot, up))
@@ -448,6 +451,7 @@ class SqliteStore:
                     orphaned=int(orphaned),
                     entries=connection.execute("select count(*) from checkpoints").get,
                     stored_bytes=connection.pragma("page_count") * connection.pragma("page_size"),
+                    sample=_sample(connection, source, where, values, sample) if sample else None,
                 )
 
         return await self._read(work)
@@ -523,6 +527,27 @@ def _last(connection: apsw.Connection, key: bytes) -> Entry | None:
     sql = f"select {_HEADER}, null, {_SIZE} from checkpoints where key = ? order by seq desc limit 1"  # noqa: S608
     found = connection.execute(sql, (key,)).fetchone()
     return None if found is None else _entry(found)
+
+
+def _sample(connection: apsw.Connection, source: str, where: str, values: list[Any], count: int) -> Sample:
+    sample = Sample(count * TRACED)
+    newest = f"""
+        select sessions.key, state, created_at from {source} where {where}
+        order by created_at desc, sessions.key desc limit ?"""  # noqa: S608
+    for key, state, created_at in connection.execute(newest, (*values, count)):
+        sample.sessions[key] = (state, created_at)
+    # CROSS and INDEXED BY: the sessions lead, and each one's entries come together.
+    traced = f"""
+        select c.key, c.seq, c.kind, c.name, c.at, {_SIZE}
+        from ({newest}) s cross join checkpoints c indexed by checkpoints_by_seq on c.key = s.key limit ?"""  # noqa: S608
+    sample.entries = list(connection.execute(traced, (*values, count, sample.limit)))
+    last = f"""
+        select {_HEADER}, null, {_SIZE} from checkpoints
+        where key = ? and kind = {int(Kind.FAILED)} order by seq desc limit 1"""  # noqa: S608
+    failed = [key for key, (state, _) in sample.sessions.items() if state == "failed"]
+    for key in failed[:FAILURES]:
+        sample.failures += [(key, _entry(row)) for row in connection.execute(last, (key,))]
+    return sample
 
 
 def _plain(group: Group) -> bool:
