@@ -94,19 +94,20 @@ def build_sqlite(path: Path, count: int, shape: str = "mixed") -> None:
         connection.executemany("insert into frames values (?, ?, ?, ?, ?, ?)", _frames())
         connection.execute("create temp table notes (n, note)")
         connection.executemany("insert into notes values (?, ?)", _notes())
+        state = _STATE.format(all_active=int(shape != "mixed"))
+        apart = f" || '{APART}' || "
+        search = apart.join(("id", "agent_type", "user_id", "(labels ->> '$.team')"))
         sessions = f"""
             with recursive counted(n) as (select 0 union all select n + 1 from counted where n + 1 < {count}),
-            made as (select n, {now} as now from counted),
-            timed as (select n, {created} as created, {beaten} as beaten from made)
+            timed as (
+              select n, {created} as created_at, {beaten} as heartbeat from (select n, {now} as now from counted)),
+            named as (select *, printf('s-%08d', n) as id, 'agent-' || (n * 7919 % {AGENTS}) as agent_type,
+              'user-' || (n * 104729 % {USERS}) as user_id, {state} as state from timed)
             insert into sessions ({_COLUMNS}, search)
-            select unhex(printf('%012x', created / 1000) || hex(randomblob(10))), 'default', printf('s-%08d', timed.n),
-              'agent-' || (timed.n * 7919 % {AGENTS}), 'user-' || (timed.n * 104729 % {USERS}), {_STATE},
-              created, beaten, 0, labels, body, ''
-            from timed join bodies on bodies.n = timed.n * 31 % {TEAMS}""".format(all_active=int(shape != "mixed"))  # noqa: S608
-        connection.execute(sessions.replace("n % 20", "timed.n % 20"))
-        apart = f" || '{APART}' || "
-        values = ("id", "agent_type", "user_id", "(labels ->> '$.team')")
-        connection.execute(f"update sessions set search = lower({apart.join(values)})")  # noqa: S608
+            select unhex(printf('%012x', created_at / 1000) || hex(randomblob(10))), 'default', id, agent_type, user_id,
+              state, created_at, heartbeat, 0, labels, body, lower({search})
+            from named join bodies on bodies.n = named.n * 31 % {TEAMS}"""  # noqa: S608
+        connection.execute(sessions)
         connection.execute("""
             insert into labels select namespace, 'team', labels ->> '$.team', created_at, key from sessions
             order by 1, 2, 3, 4, 5""")

@@ -1,4 +1,4 @@
-"""The commands that look: ls, show, log, diff, stats."""
+"""The commands that look: ls, show, log, diff."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from saveslot.cli.common import COMMON, Common
 from saveslot.cli.exits import Misuse
 from saveslot.cli.options import CheckpointArg, Duration, Limit, SessionArg
 from saveslot.cli.screen import Cell, Column, Line, Screen, Span
-from saveslot.cli.state import DIM, FULL, KEY, Fold, bare, tree
-from saveslot.cli.words import age, ago, bar, flat, local, many, size
+from saveslot.cli.state import DIM, FULL, Fold, bare, tree
+from saveslot.cli.words import age, ago, flat, local, many, size
 from saveslot.errors import NotFound
 from saveslot.glance import LogLine
 from saveslot.manager import SessionManager
@@ -56,10 +56,10 @@ async def ls(
         "state": state,
         "agent_type": agent,
         "user_id": user,
-        "labels": _labels(label or []),
+        "labels": labelled(label or []),
         "text": text,
-        "created_after": _before_now(newer_than),
-        "created_before": _before_now(older_than),
+        "created_after": before_now(newer_than),
+        "created_before": before_now(older_than),
     }
     if limit is None:
         limit = SHOWN if screen.terminal else 0
@@ -169,7 +169,7 @@ def brief(data: Data) -> str:
     return flat("  ".join(f"{key}={bare(value)}" for key, value in data.items()), 80)
 
 
-def _labels(told: Sequence[str]) -> dict[str, str]:
+def labelled(told: Sequence[str]) -> dict[str, str]:
     pairs = [item.partition("=") for item in told]
     for (_, equals, _), item in zip(pairs, told, strict=True):
         if not equals:
@@ -177,7 +177,7 @@ def _labels(told: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _before_now(span: timedelta | None) -> datetime | None:
+def before_now(span: timedelta | None) -> datetime | None:
     return None if span is None else datetime.now(UTC) - span
 
 
@@ -421,38 +421,3 @@ async def diff(
         fold = Fold() if screen.terminal and not full else FULL
         colour = screen.terminal and screen.console.color_system is not None
         screen.lines([Line(), *changes(before, patch, fold, colour=colour)])
-
-
-async def stats(*, common: Common = COMMON) -> None:
-    screen = common.screen
-    async with common.sessions() as sessions:
-        counted = await sessions.stats()
-    if screen.json:
-        screen.data(counted)
-        return
-    per_entry = counted["stored_bytes"] / counted["entries"] if counted["entries"] else 0
-    rows = [
-        ("store", common.place),
-        ("namespace", common.settings["namespace"].value),
-        ("sessions", f"{counted['sessions']:,}"),
-        *(
-            [("held", f"{counted['held']:,}, {counted['orphaned']:,} of them by workers that died")]
-            if counted["held"]
-            else []
-        ),
-        ("entries", f"{counted['entries']:,} in the whole store"),
-        ("stored", f"{size(counted['stored_bytes'])}, {size(per_entry)} an entry"),
-    ]
-    screen.lines(Line((((f"{name:<11}"), KEY),), ((value, ""),)) for name, value in rows)
-    for title, counts in (("by state", counted["by_state"]), ("by agent", counted["by_agent_type"])):
-        shown = {name or "(none)": count for name, count in counts.items()}
-        if any(shown.values()):
-            screen.lines([Line(), Line(body=((title, DIM),)), *_bars(shown)])
-
-
-def _bars(counts: dict[str, int]) -> Iterator[Line]:
-    most, width = max(counts.values()), max(map(len, counts))
-    digits = len(f"{most:,}")
-    for name, count in sorted(counts.items(), key=lambda item: -item[1]):
-        style = STATES.get(name, ("", "cyan"))[1]
-        yield Line(((f"{name:<{width}}  ", ""),), ((f"{count:>{digits},}  ", "bold"), (bar(count / most, 30), style)))
