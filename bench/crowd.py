@@ -77,7 +77,7 @@ def _times(shape: str, count: int) -> tuple[str, str]:
 def _alive(shape: str, count: int) -> str:
     """The sign of life that a session's last entry tells."""
     every = max(1, count // STALE)
-    return "s.heartbeat" if shape != "checkpointing" else f"case when n % {every} = 0 then s.heartbeat else now end"
+    return "s.heartbeat" if shape != "checkpointing" else f"case when s.n % {every} = 0 then s.heartbeat else s.now end"
 
 
 def build_sqlite(path: Path, count: int, shape: str = "mixed") -> None:
@@ -146,15 +146,15 @@ async def build_postgres(url: str, count: int, shape: str = "mixed") -> None:
     await connection.execute("analyze bodies; analyze notes; analyze frames; truncate sessions, checkpoints")
     state = _STATE.format(all_active=str(shape != "mixed").lower())
     sessions = f"""
+        with timed as (
+          select n, {created} as created_at, {beaten} as heartbeat
+          from (select n, {now} as now from generate_series(0::int8, {count} - 1) n) m),
+        named as (select *, {state} as state from timed)
         insert into sessions ({_COLUMNS})
-        select decode(lpad(to_hex(created / 1000), 12, '0') || substr(md5(random()::text), 1, 20), 'hex'), 'default',
-          's-' || lpad(n::text, 8, '0'), 'agent-' || (n * 7919 % {AGENTS}), 'user-' || (n * 104729 % {USERS}), {state},
-          created, beaten, 0, labels::jsonb, body
-        from (select n, {created} as created, {beaten} as beaten
-              from (select n, {now} as now from generate_series(0::int8, {count} - 1) n) m) t
-        join bodies on bodies.n = t.n * 31 % {TEAMS} order by t.n"""  # noqa: S608
-    sessions = sessions.replace("n % 20", "t.n % 20").replace("'s-' || lpad(n", "'s-' || lpad(t.n")
-    sessions = sessions.replace("|| (n *", "|| (t.n *")
+        select decode(lpad(to_hex(created_at / 1000), 12, '0') || substr(md5(random()::text), 1, 20), 'hex'), 'default',
+          's-' || lpad(named.n::text, 8, '0'), 'agent-' || (named.n * 7919 % {AGENTS}),
+          'user-' || (named.n * 104729 % {USERS}), state, created_at, heartbeat, 0, labels::jsonb, body
+        from named join bodies on bodies.n = named.n * 31 % {TEAMS} order by named.n"""  # noqa: S608
     await connection.execute(sessions, timeout=600)
     entries = f"""
         insert into checkpoints (key, seq, append_id, kind, name, at, alive, fence, data_seq, about_seq, recipe, digest,

@@ -244,8 +244,11 @@ class SqliteStore:
 
     def _relabel(self, connection: apsw.Connection, key: bytes, labels: dict[str, str] | None) -> None:
         """Before the row is written: let it be found by these labels, or by none any more."""
+        known = "select 1 from sessions indexed by sqlite_autoindex_sessions_1 where key = ? and labels = ?"
+        if labels is not None and connection.execute(known, (key, _labels_text(labels))).get:
+            return  # nearly always: context and metadata changed
         row = self._row(connection, key, deleted=True)
-        if row is None or row.labels == labels:
+        if row is None:
             return
         gone = "delete from labels where (space, label, value, made, session) = (?, ?, ?, ?, ?)"
         connection.executemany(gone, _label_rows(row, row.created_at, row.labels))
