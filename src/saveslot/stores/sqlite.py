@@ -424,13 +424,11 @@ class SqliteStore:
         source = _source(query)
         where, values = _where(query, self._clock(), uptime)
         stale = query.stale_for is not None
-        place, order, compare = "heartbeat, key", "asc", ">"
-        if not stale:
-            place, order, compare = ("made, session" if source.startswith("labels") else "created_at, key"), "desc", "<"
+        (column, key), order, compare = (("heartbeat", "key"), "asc", ">") if stale else (_place(source), "desc", "<")
         if after is not None:
-            where += f" and ({place}) {compare} (?, ?)"
+            where += f" and ({column}, {key}) {compare} (?, ?)"
             values += after
-        sql = f"{_ROW.format(source)} where {where} order by {place.replace(',', f' {order},')} {order} limit ?"
+        sql = f"{_ROW.format(source)} where {where} order by {column} {order}, {key} {order} limit ?"
         return await self._read(lambda c: [_to_row(row) for row in c.execute(sql, (*uptime, *values, limit))])
 
     async def count(self, query: Query, sample: int = 0) -> Counts:
@@ -441,7 +439,7 @@ class SqliteStore:
         def work(connection: apsw.Connection) -> Counts:
             by_state = f"select state, count(*) from {source} where {where} group by state"  # noqa: S608
             by_type = f"select agent_type, count(*) from {source} where {where} group by agent_type"  # noqa: S608
-            owners = source if source.startswith("labels") else _BY_OWNER
+            owners = source if source == _BY_LABEL else _BY_OWNER
             owned = f"""
                 select count(*), total({_GONE}) from {owners} join workers on worker = owner
                 where {where} and owner is not null"""  # noqa: S608
@@ -534,9 +532,10 @@ def _last(connection: apsw.Connection, key: bytes) -> Entry | None:
 
 def _sample(connection: apsw.Connection, source: str, where: str, values: list[Any], count: int) -> Sample:
     sample = Sample(count * TRACED)
+    column, key = _place(source)
     newest = f"""
         select sessions.key, state, created_at from {source} where {where}
-        order by created_at desc, sessions.key desc limit ?"""  # noqa: S608
+        order by {column} desc, {key} desc limit ?"""  # noqa: S608
     for key, state, created_at in connection.execute(newest, (*values, count)):
         sample.sessions[key] = (state, created_at)
     # CROSS and INDEXED BY: the sessions lead, and each one's entries come together.
@@ -609,6 +608,11 @@ def _source(query: Query) -> str:
     return _BY_LABEL if query.labels and query.stale_for is None else "sessions"
 
 
+def _place(source: str) -> tuple[str, str]:
+    """What orders the rows of a source by time, in the words of the index that leads."""
+    return ("made", "session") if source == _BY_LABEL else ("created_at", "key")
+
+
 def _where(query: Query, now: int, uptime: tuple[str, int]) -> tuple[str, list[Any]]:
     parts, values = ["namespace = ?", "deleted_at is null"], list[Any]([query.namespace])
 
@@ -623,7 +627,7 @@ def _where(query: Query, now: int, uptime: tuple[str, int]) -> tuple[str, list[A
     if query.state is not None:
         add("state = ?", query.state)
     for n, (name, value) in enumerate(query.labels.items()):
-        if not n and _source(query).startswith("labels"):
+        if not n and _source(query) == _BY_LABEL:
             add("space = ? and label = ? and value = ?", query.namespace, name, value)
         else:
             add(_LABELLED, name, value)
