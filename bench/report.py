@@ -68,8 +68,8 @@ OWNING = """\
 One session taken and let go; many held in one process for 11 seconds; then another worker claims them, of 20 entries
 each."""
 MANY = """\
-Of five entries each: a page of 50, everything analysed (a tenth of the sessions), 1,000 stale ones found and failed while
-the others beat, or only save checkpoints."""
+Of five entries each: a page of 50; analytics, of a tenth of the sessions; 1,000 stale ones found and failed while the
+others beat, or only save checkpoints."""
 LONG_HEAD = ("", "handed over", "total s", "p50 ms first → last", "p99 ms last", "KB a checkpoint", "checkpoints/s")
 SERVERS = """\
 PostgreSQL 18 and Valkey 9.1 on the same machine and cores, with their default settings: fsync and synchronous_commit
