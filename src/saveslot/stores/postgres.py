@@ -306,7 +306,7 @@ class PostgresStore:
     async def _sample(self, where: str, values: list[Any], count: int) -> Sample:
         sample = Sample(count * TRACED)
         newest = f"""
-            select s.key, s.state, s.created_at from {sql.OWNED} where {where} and $1::int8[] is not null
+            select s.key, s.state, s.created_at from {sql.OWNED} where {where} and $1::text is not null
             order by s.created_at desc, s.key desc limit ${len(values) + 2}"""  # noqa: S608
         for key, state, created_at in await self._fetch(newest, self._times(), *values, count):
             sample.sessions[key] = (state, created_at)

@@ -164,6 +164,28 @@ class Finding(Suite):
         assert after.entries - before.entries == 6
         assert after.stored_bytes > 0
 
+    @on_a_desk
+    async def test_a_sample_holds_the_newest_logs(self, desk: Desk) -> None:
+        """The entries of the newest sessions, each log in order and without what it holds, and how the failed ended."""
+        pens = [await desk.create(f"s{n}", created_at=10 + n) for n in range(4)]
+        for pen in pens[:3]:
+            await desk.write(pen, 2, name="step", note=b"note")
+        await desk.write(pens[2], 1, Kind.FAILED, note=b"why", whole={"state": "failed"})
+        await desk.delete(pens[3])
+        counts = await desk.other.count(Query(namespace=desk.namespace), 2)
+        sample = counts.sample
+        assert sample is not None
+        assert sample.sessions == {pens[2].key: ("failed", 12), pens[1].key: ("active", 11)}
+        logs = {pen.key: await desk.log(pen, frames=False) for pen in (pens[2], pens[1])}
+        expected = [(key, e.seq, e.kind, e.name, e.at, e.size) for key, log in logs.items() for e in log]
+        assert [tuple(entry) for entry in sample.entries] == expected
+        assert [(key, entry.note) for key, entry in sample.failures] == [(pens[2].key, b"why")]
+        assert counts.states == {"active": 2, "failed": 1}
+        short = (await desk.other.count(Query(namespace=desk.namespace, state="active"), 1)).sample
+        assert short is not None
+        assert list(short.sessions) == [pens[1].key]
+        assert (await desk.other.count(Query(namespace=desk.namespace))).sample is None
+
     # Reading entries
 
     @on_a_desk
