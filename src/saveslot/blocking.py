@@ -280,6 +280,7 @@ class SessionManager:
     count = lifted(Manager.count)
     stats = lifted(Manager.stats)
     metrics = lifted(Manager.metrics)
+    analytics = lifted(Manager.analytics)
     history = lifted(Manager.history)
     walk = iterated(Manager.walk)
     log = lifted(Manager.log)

@@ -140,6 +140,21 @@ class Query(msgspec.Struct, kw_only=True):
     unowned: bool = False  # held by nobody
 
 
+# An entry without what it holds: its session's key, seq, kind, name, time and size as stored.
+Traced = tuple[bytes, int, int, str, int, int]
+# A sample reads so many entries for each session that it may hold; and so many of the failures among them.
+TRACED, FAILURES = 10, 1_000
+
+
+class Sample(msgspec.Struct):
+    """The newest of some sessions, and their entries, session by session, each in order; at most `limit` of them."""
+
+    limit: int
+    sessions: dict[bytes, tuple[str, int]] = {}  # state and created_at by key, newest first
+    entries: list[Traced] = []
+    failures: list[tuple[bytes, Entry]] = []  # the last failure of each session that is failed now, newest first
+
+
 class Counts(msgspec.Struct):
     states: dict[str, int] = {}
     agent_types: dict[str, int] = {}
@@ -147,6 +162,7 @@ class Counts(msgspec.Struct):
     orphaned: int = 0  # of those held: by workers that are dead
     entries: int = 0  # of the whole store
     stored_bytes: int = 0  # of the whole store
+    sample: Sample | None = None
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from saveslot import codec, refs
-from saveslot.errors import LeaseHeld, NotFound
+from saveslot.errors import Corrupt, LeaseHeld, NotFound
 from saveslot.lifecycle import SessionState, follow
 from saveslot.log import Entry, Head, moment
 from saveslot.model import (
@@ -15,6 +15,8 @@ from saveslot.model import (
     TAKING_KINDS,
     AgentSession,
     Checkpoint,
+    DamagedSession,
+    Data,
     Kind,
     Owner,
     Seen,
@@ -137,19 +139,20 @@ class Lookup:
 
     def session(self, head: Head) -> AgentSession:
         row, last = head.row, head.last
-        told = codec.read_note(row.body)
-        texts = {part: codec.encode(told[part], part)[0] for part in ABOUT}
-        session = AgentSession(
-            row.session_id,
-            row.agent_type,
-            row.user_id,
-            SessionState(row.state),
-            moment(row.created_at),
-            moment(max(row.heartbeat, last.alive)),
-            told["context"],
-            told["metadata"],
-            told["labels"],
-        )
+        known: Data = {
+            "session_id": row.session_id,
+            "agent_type": row.agent_type,
+            "user_id": row.user_id,
+            "state": SessionState(row.state),
+            "created_at": moment(row.created_at),
+            "last_heartbeat": moment(max(row.heartbeat, last.alive)),
+        }
+        try:
+            told: Data = codec.read_note(row.body)
+        except Corrupt as exc:  # who lists, claims or ends many sessions must not stop at one
+            session, texts = DamagedSession(exc, **known, labels=row.labels), dict[str, bytes]()
+        else:
+            session, texts = AgentSession(**known, **told), {part: codec.encode(told[part], part)[0] for part in ABOUT}
         session.seen = Seen(row.key, last.seq, last.append_id, texts)
         session.owner = None if row.lease is None else Owner(row.worker, row.left / 1_000_000)
         return session

@@ -10,7 +10,7 @@ from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from saveslot import codec, transfer
-from saveslot.errors import AlreadyExists, Conflict, InvalidInput, InvalidTransition, NotFound
+from saveslot.errors import AlreadyExists, Conflict, Corrupt, InvalidInput, InvalidTransition, NotFound
 from saveslot.holding import SessionHolder
 from saveslot.keeper import Keeper
 from saveslot.lifecycle import FAILED, SessionState, follow
@@ -332,9 +332,10 @@ class SessionManager(SessionHolder):
                 continue
             # No limit: a context without room for the reason must not stop the sweep.
             draft = Draft(head.row.key, Point.of(head)._replace(about=codec.State()), 1 << 40)
-            about = codec.read_note(head.row.body)
-            about["context"]["failure_reason"] = "heartbeat_timeout"
-            draft.about(about)
+            with suppress(Corrupt):  # a damaged context stays as it is; the session ends like any other
+                about = codec.read_note(head.row.body)
+                about["context"]["failure_reason"] = "heartbeat_timeout"
+                draft.about(about)
             draft.lifecycle(Kind.FAILED, "session_failed", {"error": "heartbeat_timeout", "details": {}})
             draft.become(FAILED)
             draft.group.only_stale = silence

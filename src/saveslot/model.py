@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Any, Self, cast
 from uuid import UUID
 
-from saveslot.errors import InvalidInput, NotFound
+from saveslot.errors import Corrupt, InvalidInput, NotFound
 from saveslot.lifecycle import COMPLETED, FAILED, SessionState, follow
 
 Data = dict[str, Any]
@@ -393,6 +393,32 @@ class AgentSession:
         self.checkpoints.append(made)
         self.staged.append(Staged(kind, made))
         return made
+
+
+class DamagedSession(AgentSession):
+    """One whose stored context and metadata cannot be read: looking at them raises `Corrupt`, all else is as ever."""
+
+    def __init__(self, damage: Corrupt, **known: Any) -> None:
+        super().__init__(**known)
+        self.damage = damage.reason
+        del self.context, self.metadata
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {"context", "metadata"}:
+            raise Corrupt(f"session {self.session_id}", self.damage)
+        raise AttributeError(name)
+
+    def readable(self) -> Data:
+        """Its `to_dict` without what cannot be read, and what is wrong with that."""
+        whole = AgentSession(
+            **{part: getattr(self, part) for part in ("session_id", "agent_type", "user_id", "state", "labels")},
+            created_at=self.created_at,
+            last_heartbeat=self.last_heartbeat,
+        )
+        return {**whole.to_dict(), "context": None, "metadata": None, "damage": self.damage}
+
+    def __repr__(self) -> str:
+        return f"DamagedSession({self.session_id!r}, {self.state}, {self.damage!r})"
 
 
 def as_state(value: Any) -> SessionState:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal, TypeVar
 
-from saveslot import difference, glance, refs, transfer
-from saveslot.errors import InvalidInput
+from saveslot import analysis, difference, glance, refs, transfer
+from saveslot.errors import Corrupt, InvalidInput
 from saveslot.lifecycle import SessionState
-from saveslot.log import Entry, Event, Head, Query, micros
+from saveslot.log import Counts, Entry, Event, Head, Query, Sample, micros
 from saveslot.lookup import Lookup
 from saveslot.model import (
     DATA_KINDS,
@@ -26,7 +27,7 @@ from saveslot.model import (
 )
 from saveslot.recent import MAX_AGE, Level, Recent
 from saveslot.stores import Store
-from saveslot.timeline import merged, needed
+from saveslot.timeline import merged, needed, note_of
 
 C = TypeVar("C", bound=SessionCheckpoint)
 
@@ -34,6 +35,8 @@ C = TypeVar("C", bound=SessionCheckpoint)
 HISTORY_BYTES = 8 * 1024 * 1024
 # A page of `find`, when the caller does not say; and one of our own, when all are wanted.
 PAGE, WIDE_PAGE = 100, 1000
+# Sessions whose entries `analytics` looks at, the newest ones: as many as can be read while somebody waits.
+SAMPLE = 5_000
 # How long one question to a store's feed waits before it is asked again.
 WATCH_WAIT = 5.0
 # Entries whose frames a walk or an export holds at a time.
@@ -152,15 +155,41 @@ class SessionReader:
 
     async def stats(self, *, level: Level = "strong", max_age: float = MAX_AGE) -> Data:
         """Sessions of this namespace by state and agent type; entries and bytes of the whole store."""
-        counts = await self._recent.at(level, max_age).count(Query(namespace=self.namespace))
+        return _counted(await self._recent.at(level, max_age).count(Query(namespace=self.namespace)))
+
+    async def analytics(
+        self,
+        *,
+        agent_type: str | None = None,
+        user_id: str | None = None,
+        state: SessionState | str | None = None,
+        labels: dict[str, str] | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+        text: str | None = None,
+        between: tuple[str, str] | None = None,
+        bucket: timedelta | None = None,
+        sample: int = SAMPLE,
+    ) -> Data:
+        """How these sessions do. Those by state and agent type are all counted; entries are the newest sessions'.
+
+        `looked_at` says how many sessions and entries that were, and since when: at most `sample` sessions with ten
+        entries each on average. `between` two names: the time from each of the first to the next of the other, in
+        seconds. `bucket`: the piece of time that `rate` counts in. `failures` of the newest 1,000 that failed.
+        """
+        if sample < 1:
+            raise InvalidInput("sample", "must be 1 or more")
+        query = self._query(agent_type, user_id, state, labels, created_after, created_before, text, None, False)  # noqa: FBT003
+        counts = await self._store.count(query, sample)
+        found = counts.sample or Sample(0)
+        reasons = Counter(_reason(entry, key) for key, entry in found.failures)
         return {
-            "sessions": sum(counts.states.values()),
-            "by_state": {state.value: counts.states.get(state.value, 0) for state in SessionState},
-            "by_agent_type": dict(sorted(counts.agent_types.items())),
-            "held": counts.held,
-            "orphaned": counts.orphaned,
-            "entries": counts.entries,
-            "stored_bytes": counts.stored_bytes,
+            **_counted(counts),
+            **analysis.analysed(found, between, bucket),
+            "failures": {
+                "read": len(found.failures),
+                "reasons": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
+            },
         }
 
     async def history(
@@ -343,6 +372,27 @@ class SessionReader:
             prefix=prefix,
             orphan_for=0 if orphaned else None,
         )
+
+
+def _counted(counts: Counts) -> Data:
+    return {
+        "sessions": sum(counts.states.values()),
+        "by_state": {state.value: counts.states.get(state.value, 0) for state in SessionState},
+        "by_agent_type": dict(sorted(counts.agent_types.items())),
+        "held": counts.held,
+        "orphaned": counts.orphaned,
+        "entries": counts.entries,
+        "stored_bytes": counts.stored_bytes,
+    }
+
+
+def _reason(entry: Entry, key: bytes) -> str:
+    """Why a session failed, in the words of who failed it."""
+    try:
+        told = note_of(entry, f"{key.hex()}:{entry.seq}")
+    except Corrupt:
+        return "(damaged)"
+    return str(told.get("error", ""))
 
 
 def _still(head: Head, query: Query) -> bool:

@@ -36,8 +36,11 @@ COMMANDS = {
             "show": "Show a session and what its agent knows, now or as of a checkpoint.",
             "log": "Show a session's history, one line each, newest last.",
             "diff": "Show what changed from one checkpoint to another.",
-            "stats": "Count sessions, entries and bytes.",
         },
+    ),
+    "Count": (
+        "counting",
+        {"stats": "Count sessions, checkpoints and failures; show how long things take, and how many come."},
     ),
     "Watch": (
         "live",

@@ -44,7 +44,12 @@ class Store(Protocol):
         """A page of sessions, newest first (by staleness: longest silent first), behind `after`."""
         ...
 
-    async def count(self, query: Query) -> Counts: ...
+    async def count(self, query: Query, sample: int = 0) -> Counts:
+        """How many there are of what, and the entries of the newest so many of these sessions, without what they hold.
+
+        Counts are exact; a sample ends with `TRACED` entries a session.
+        """
+        ...
 
     async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
         """Mark sessions as alive now, and the worker; the times, the worker's last.

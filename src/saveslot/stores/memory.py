@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import msgspec
 
 from saveslot.errors import Unavailable
 from saveslot.log import (
+    FAILURES,
+    TRACED,
     Counts,
     Entry,
     Event,
@@ -20,6 +23,7 @@ from saveslot.log import (
     Query,
     Ref,
     Row,
+    Sample,
     Sign,
     Verdict,
     Worker,
@@ -183,9 +187,10 @@ class MemoryStore:
             found = [row for row in found if after is None or (row.created_at, row.key) < after]
         return [self._shown(row) for row in found[:limit]]
 
-    async def count(self, query: Query) -> Counts:
+    async def count(self, query: Query, sample: int = 0) -> Counts:
         self._check_open()
         counts = Counts(
+            sample=self._sample(query, sample) if sample else None,
             entries=sum(map(len, self._logs.values())),
             stored_bytes=sum(entry.size for log in self._logs.values() for entry in log),
         )
@@ -195,6 +200,16 @@ class MemoryStore:
             counts.held += row.owner is not None
             counts.orphaned += self._orphaned(row.owner, 0)
         return counts
+
+    def _sample(self, query: Query, count: int) -> Sample:
+        rows = sorted(self._matching(query), key=lambda row: (row.created_at, row.key), reverse=True)[:count]
+        sample = Sample(count * TRACED, {row.key: (row.state, row.created_at) for row in rows})
+        entries = ((row.key, entry) for row in rows for entry in self._logs[row.key])
+        sample.entries = [(key, e.seq, int(e.kind), e.name, e.at, e.size) for key, e in islice(entries, sample.limit)]
+        for row in [row for row in rows if row.state == "failed"][:FAILURES]:
+            last = next(entry for entry in reversed(self._logs[row.key]) if entry.kind is Kind.FAILED)
+            sample.failures.append((row.key, msgspec.structs.replace(last, frame=None)))
+        return sample
 
     def _matching(self, query: Query) -> list[Row]:
         cutoff = None if query.stale_for is None else self._clock() - query.stale_for

@@ -117,9 +117,9 @@ class MeteredStore:
         with Timed(self._reads["find"]):
             return await self._store.find(query, after, limit)
 
-    async def count(self, query: Query) -> Counts:
+    async def count(self, query: Query, sample: int = 0) -> Counts:
         with Timed(self._reads["count"]):
-            return await self._store.count(query)
+            return await self._store.count(query, sample)
 
     async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
         with Timed(self._beat if worker is None else self._renewal):  # renewals come from a thread of their own

@@ -6,6 +6,7 @@ No session state is kept in a connection, so transaction pooling works. Times ar
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
@@ -15,6 +16,8 @@ import msgspec
 
 from saveslot.errors import InvalidInput, Unavailable
 from saveslot.log import (
+    FAILURES,
+    TRACED,
     Counts,
     Entry,
     Event,
@@ -25,6 +28,7 @@ from saveslot.log import (
     Query,
     Ref,
     Row,
+    Sample,
     Sign,
     Verdict,
     Worker,
@@ -280,9 +284,12 @@ class PostgresStore:
             values += after
         page = f"order by s.{column} {order}, s.key {order} limit ${len(values) + 2}"
         found = f"{sql.ROW} from {sql.OWNED} where {where} {page}"
+        if query.text is not None:  # the index alone tells which; only those are read
+            keys = f"(select s.key from {sql.OWNED} where {where} {page})"  # noqa: S608
+            found = f"{sql.ROW} from {sql.OWNED} join {keys} k on k.key = s.key {page}"
         return [_row(row) for row in await self._fetch(found, self._times(), *values, limit)]
 
-    async def count(self, query: Query) -> Counts:
+    async def count(self, query: Query, sample: int = 0) -> Counts:
         where, values = _where(query)
         counted = f"""
             select s.state, s.agent_type, count(*), count(s.owner),
@@ -299,7 +306,22 @@ class PostgresStore:
             counts.held += held
             counts.orphaned += orphaned
         [(counts.entries, counts.stored_bytes)] = await self._fetch(whole, self._server.schema)
+        counts.sample = await self._sample(where, values, sample) if sample else None
         return counts
+
+    async def _sample(self, where: str, values: list[Any], count: int) -> Sample:
+        sample = Sample(count * TRACED)
+        newest = f"""
+            select s.key, s.state, s.created_at from {sql.OWNED} where {where} and $1::text is not null
+            order by s.created_at desc, s.key desc limit ${len(values) + 2}"""  # noqa: S608
+        for key, state, created_at in await self._fetch(newest, self._times(), *values, count):
+            sample.sessions[key] = (state, created_at)
+        rows = await self._fetch(sql.TRACED, list(sample.sessions), sample.limit)
+        sample.entries = [tuple(row) for row in rows]
+        failed = [key for key, (state, _) in sample.sessions.items() if state == "failed"][:FAILURES]
+        found = {row[0]: _entry(tuple(row)[1:]) for row in await self._fetch(sql.FAILED, failed)}
+        sample.failures = [(key, found[key]) for key in failed if key in found]
+        return sample
 
     async def events(
         self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
@@ -454,6 +476,11 @@ def _place(cursor: str) -> tuple[int, bytes, int]:
         raise InvalidInput("after", f"{cursor!r} is no cursor; hand back one that an event carried") from None
 
 
+# What shapes the text of a list of label values, and so might be found between them; and what LIKE reads as a pattern.
+_SHAPES = re.compile(r'[\x1f",\[\]\\]')
+_WILD = re.compile(r"[%_]")
+
+
 def _where(query: Query) -> tuple[str, list[Any]]:
     """$1 is the clock."""
     parts, values = list[str](["s.namespace = $2", "s.deleted_at is null"]), list[Any]([query.namespace])
@@ -469,7 +496,7 @@ def _where(query: Query) -> tuple[str, list[Any]]:
     if query.state is not None:
         add("s.state = ?", query.state)
     if query.labels:
-        add("s.labels @> ?::text::jsonb", msgspec.json.encode(query.labels).decode())
+        add("s.labels <> '{}' and s.labels @> ?::text::jsonb", msgspec.json.encode(query.labels).decode())
     if query.created_after is not None:
         add("s.created_at > ?", query.created_after)
     if query.created_before is not None:
@@ -477,9 +504,13 @@ def _where(query: Query) -> tuple[str, list[Any]]:
     if query.prefix is not None:
         add("starts_with(s.id, ?)", query.prefix)
     if query.text is not None:
-        texts = [_contains(f"s.{column}") for column in ("id", "agent_type", "user_id")]
-        inside = f"exists (select 1 from jsonb_each_text(s.labels) l where {_contains('l.value')})"  # noqa: S608
-        add(f"({' or '.join([*texts, inside])})", query.text)
+        if _SHAPES.search(query.text) or not query.text.strip():
+            texts = [_contains(f"s.{column}") for column in ("id", "agent_type", "user_id")]
+            inside = f"exists (select 1 from jsonb_each_text(s.labels) l where {_contains('l.value')})"  # noqa: S608
+            add(f"({' or '.join([*texts, inside])})", query.text)
+        else:
+            pattern = _WILD.sub(r"\\\g<0>", query.text)
+            add('s.search like lower(? collate "C")', f"%{pattern}%")
     if query.stale_for is not None:
         # (select …) of the clock: asked once, so that it bounds the index. Of the worker: a condition on the join was
         # thought to cost nothing, and asked of every session before the page was cut off.

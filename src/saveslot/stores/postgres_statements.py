@@ -224,3 +224,14 @@ from (
 left join lateral (select s.id, s.namespace from {s}.sessions s where s.key = c.key limit 1) s on true
 order by c.tx, c.key, c.seq"""
 EVENTS_END = "select pg_snapshot_xmin(pg_current_snapshot())::text"
+
+# Of some sessions their entries, session by session, without what they hold; and how each failed last. LATERAL: one
+# short range of the index each, whatever the statistics say.
+TRACED = f"""
+select k.key, c.* from unnest($1::bytea[]) k(key) cross join lateral (
+  select seq, kind, name, at, {SIZE} from {{s}}.checkpoints c where c.key = k.key order by c.seq) c
+limit $2"""  # noqa: S608
+FAILED = f"""
+select k.key, c.* from unnest($1::bytea[]) k(key) cross join lateral (
+  select {HEADER}, null::bytea, {SIZE} from {{s}}.checkpoints c where c.key = k.key and c.kind = 6
+  order by c.seq desc limit 1) c"""  # noqa: S608

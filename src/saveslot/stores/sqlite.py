@@ -18,6 +18,8 @@ import msgspec
 
 from saveslot.errors import Corrupt, Unavailable
 from saveslot.log import (
+    FAILURES,
+    TRACED,
     Counts,
     Entry,
     Event,
@@ -28,6 +30,7 @@ from saveslot.log import (
     Query,
     Ref,
     Row,
+    Sample,
     Sign,
     Verdict,
     Worker,
@@ -60,7 +63,7 @@ _COLUMNS = "key, namespace, id, agent_type, user_id, state, created_at, heartbea
 # ?1 and ?2: the machine's boot and its clock. A dead owner has nothing left.
 _ROW = f"""
 select {_COLUMNS}, coalesce(name, ''), case when boot = ?1 and not dead then max(0, expires - ?2) else 0 end
-from sessions {{}} left join workers on worker = owner"""  # noqa: S608
+from {{}} left join workers on worker = owner"""  # noqa: S608
 
 # The guard is the join: the entry before must be there, carry `prev`, and be no tombstone.
 _FOLLOW = """
@@ -83,8 +86,12 @@ _BEGIN = """
 insert into checkpoints (key, seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq,
                          recipe, digest, note, frame)
 values (?1, ?2, ?3, ?4, ?5, ?6, coalesce(?7, 0), ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)"""
+# What a text search looks at; no name can hold the separator.
+APART = "\x1f"
+_SEARCH = "lower(?)"
 _CREATE = f"""
-insert into sessions ({_COLUMNS}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, null) on conflict do nothing"""  # noqa: S608
+insert into sessions ({_COLUMNS}, search) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, null, {_SEARCH})
+on conflict do nothing"""  # noqa: S608
 _PROJECT = """
 update sessions set state = coalesce(?2, state), body = coalesce(?3, body), labels = coalesce(?4, labels),
   heartbeat = coalesce(?5, heartbeat), deleted_at = ?6, fence = ?7, lease = ?8,
@@ -206,6 +213,8 @@ class SqliteStore:
         last = group.entries[-1]
         heartbeat = now if group.heartbeat else 0
         if not _plain(group):
+            if group.delete or group.labels is not None:
+                self._relabel(connection, group.key, None if group.delete else group.labels)
             labels = None if group.labels is None else _labels_text(group.labels)
             deleted_at = now if group.delete else None
             connection.execute(
@@ -227,12 +236,27 @@ class SqliteStore:
             *(row.key, row.namespace, row.session_id, row.agent_type, row.user_id, row.state),
             *(row.created_at or now, heartbeat, row.fence, row.lease, row.body, _labels_text(row.labels)),
         )
-        connection.execute(_CREATE, values)
+        connection.execute(_CREATE, (*values, _search(row, row.labels)))
         if not connection.changes():
             return False
+        _label(connection, row, row.created_at or now, row.labels)
         first, *rest = group.entries
         connection.execute(_BEGIN, _values(group.key, first, now, now if first.sign else heartbeat))
         return not rest or self._follow(connection, group, rest, first.append_id, now)
+
+    def _relabel(self, connection: apsw.Connection, key: bytes, labels: dict[str, str] | None) -> None:
+        """Before the row is written: let it be found by these labels, or by none any more."""
+        known = "select 1 from sessions indexed by sqlite_autoindex_sessions_1 where key = ? and labels = ?"
+        if labels is not None and connection.execute(known, (key, _labels_text(labels))).get:
+            return  # nearly always: context and metadata changed
+        row = self._row(connection, key, deleted=True)
+        if row is None:
+            return
+        gone = "delete from labels where (space, label, value, made, session) = (?, ?, ?, ?, ?)"
+        connection.executemany(gone, _label_rows(row, row.created_at, row.labels))
+        if labels is not None:
+            _label(connection, row, row.created_at, labels)
+            connection.execute("update sessions set search = lower(?) where key = ?", (_search(row, labels), key))
 
     def _follow(
         self, connection: apsw.Connection, group: Group, entries: list[Entry], prev: bytes | None, now: int
@@ -344,14 +368,17 @@ class SqliteStore:
     # Reading
 
     async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
-        return await self._read(lambda connection: [self._head(connection, ref) for ref in refs])
+        def work(connection: apsw.Connection) -> list[Head | None]:
+            # A row must never be older than the entry beside it.
+            with snapshot(connection):
+                return [self._head(connection, ref) for ref in refs]
+
+        return await self._read(work)
 
     def _head(self, connection: apsw.Connection, ref: Ref) -> Head | None:
-        # A row must never be older than the entry beside it.
-        with snapshot(connection):
-            row = self._row(connection, ref)
-            last = None if row is None else _last(connection, row.key)
-            return None if row is None or last is None else Head(row, last)
+        row = self._row(connection, ref)
+        last = None if row is None else _last(connection, row.key)
+        return None if row is None or last is None else Head(row, last)
 
     def _row(self, connection: apsw.Connection, ref: Ref, *, deleted: bool = False) -> Row | None:
         # INDEXED BY: statistics of a table that was tiny once would make this a scan for ever.
@@ -360,7 +387,7 @@ class SqliteStore:
         where = "key = ?3" if by_key else "namespace = ?3 and id = ?4"
         living = "" if deleted else " and deleted_at is null"
         values = (*self._uptime(), ref) if by_key else (*self._uptime(), *ref)
-        sql = f"{_ROW.format(f'indexed by {index}')} where {where}{living}"
+        sql = f"{_ROW.format(f'sessions indexed by {index}')} where {where}{living}"
         found = connection.execute(sql, values).fetchone()
         return None if found is None else _to_row(found)
 
@@ -399,28 +426,28 @@ class SqliteStore:
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         uptime = self._uptime()
+        source = _source(query)
         where, values = _where(query, self._clock(), uptime)
         stale = query.stale_for is not None
-        column, order, compare = ("heartbeat", "asc", ">") if stale else ("created_at", "desc", "<")
+        (column, key), order, compare = (("heartbeat", "key"), "asc", ">") if stale else (_place(source), "desc", "<")
         if after is not None:
-            where += f" and ({column}, key) {compare} (?, ?)"
+            where += f" and ({column}, {key}) {compare} (?, ?)"
             values += after
-        # Few are held by any one worker, and few workers are dead.
-        owned = query.owner is not None or query.orphan_for is not None
-        rows = _ROW.format("indexed by sessions_by_owner" if owned else "")
-        sql = f"{rows} where {where} order by {column} {order}, key {order} limit ?"
+        sql = f"{_ROW.format(source)} where {where} order by {column} {order}, {key} {order} limit ?"
         return await self._read(lambda c: [_to_row(row) for row in c.execute(sql, (*uptime, *values, limit))])
 
-    async def count(self, query: Query) -> Counts:
+    async def count(self, query: Query, sample: int = 0) -> Counts:
         boot, up = self._uptime()
+        source = _source(query)
         where, values = _where(query, self._clock(), (boot, up))
 
         def work(connection: apsw.Connection) -> Counts:
-            by_state = f"select state, count(*) from sessions where {where} group by state"  # noqa: S608
-            by_type = f"select agent_type, count(*) from sessions where {where} group by agent_type"  # noqa: S608
+            by_state = f"select state, count(*) from {source} where {where} group by state"  # noqa: S608
+            by_type = f"select agent_type, count(*) from {source} where {where} group by agent_type"  # noqa: S608
+            owners = source if source == _BY_LABEL else _BY_OWNER
             owned = f"""
-                select count(*), total({_GONE}) from sessions indexed by sessions_by_owner
-                join workers on worker = owner where {where} and owner is not null"""  # noqa: S608
+                select count(*), total({_GONE}) from {owners} join workers on worker = owner
+                where {where} and owner is not null"""  # noqa: S608
             with snapshot(connection):
                 held, orphaned = cast("list[Any]", connection.execute(owned, (boot, 0, up, *values)).get)
                 return Counts(
@@ -430,6 +457,7 @@ class SqliteStore:
                     orphaned=int(orphaned),
                     entries=connection.execute("select count(*) from checkpoints").get,
                     stored_bytes=connection.pragma("page_count") * connection.pragma("page_size"),
+                    sample=_sample(connection, source, where, values, sample) if sample else None,
                 )
 
         return await self._read(work)
@@ -507,6 +535,28 @@ def _last(connection: apsw.Connection, key: bytes) -> Entry | None:
     return None if found is None else _entry(found)
 
 
+def _sample(connection: apsw.Connection, source: str, where: str, values: list[Any], count: int) -> Sample:
+    sample = Sample(count * TRACED)
+    column, key = _place(source)
+    newest = f"""
+        select sessions.key, state, created_at from {source} where {where}
+        order by {column} desc, {key} desc limit ?"""  # noqa: S608
+    for key, state, created_at in connection.execute(newest, (*values, count)):
+        sample.sessions[key] = (state, created_at)
+    # CROSS and INDEXED BY: the sessions lead, and each one's entries come together.
+    traced = f"""
+        select c.key, c.seq, c.kind, c.name, c.at, {_SIZE}
+        from ({newest}) s cross join checkpoints c indexed by checkpoints_by_seq on c.key = s.key limit ?"""  # noqa: S608
+    sample.entries = list(connection.execute(traced, (*values, count, sample.limit)))
+    last = f"""
+        select {_HEADER}, null, {_SIZE} from checkpoints
+        where key = ? and kind = {int(Kind.FAILED)} order by seq desc limit 1"""  # noqa: S608
+    failed = [key for key, (state, _) in sample.sessions.items() if state == "failed"]
+    for key in failed[:FAILURES]:
+        sample.failures += [(key, _entry(row)) for row in connection.execute(last, (key,))]
+    return sample
+
+
 def _plain(group: Group) -> bool:
     """True for checkpoints alone, which leave the session's row as it is: one row written, not two."""
     told = group.heartbeat or group.state or group.body is not None or group.labels is not None
@@ -536,6 +586,38 @@ def _labels_text(labels: dict[str, str]) -> str:
     return msgspec.json.encode(labels).decode()
 
 
+def _search(row: Row, labels: dict[str, str]) -> str:
+    return APART.join((row.session_id, row.agent_type, row.user_id, *labels.values()))
+
+
+def _label_rows(row: Row, made: int, labels: dict[str, str]) -> list[tuple[Any, ...]]:
+    return [(row.namespace, name, value, made, row.key) for name, value in labels.items()]
+
+
+def _label(connection: apsw.Connection, row: Row, made: int, labels: dict[str, str]) -> None:
+    connection.executemany("insert into labels values (?, ?, ?, ?, ?)", _label_rows(row, made, labels))
+
+
+# Few are held by any one worker, and few workers are dead.
+_BY_OWNER = "sessions indexed by sessions_by_owner"
+# CROSS: the label leads, in the order of the page.
+_BY_LABEL = "labels cross join sessions indexed by sqlite_autoindex_sessions_1 on sessions.key = session"
+_LABELLED = """exists (select 1 from labels l where l.space = namespace and l.label = ? and l.value = ?
+    and l.made = created_at and l.session = sessions.key)"""
+
+
+def _source(query: Query) -> str:
+    """Where the rows of a query come from."""
+    if query.owner is not None or query.orphan_for is not None:
+        return _BY_OWNER
+    return _BY_LABEL if query.labels and query.stale_for is None else "sessions"
+
+
+def _place(source: str) -> tuple[str, str]:
+    """What orders the rows of a source by time, in the words of the index that leads."""
+    return ("made", "session") if source == _BY_LABEL else ("created_at", "key")
+
+
 def _where(query: Query, now: int, uptime: tuple[str, int]) -> tuple[str, list[Any]]:
     parts, values = ["namespace = ?", "deleted_at is null"], list[Any]([query.namespace])
 
@@ -549,8 +631,11 @@ def _where(query: Query, now: int, uptime: tuple[str, int]) -> tuple[str, list[A
         add("user_id = ?", query.user_id)
     if query.state is not None:
         add("state = ?", query.state)
-    for name, value in query.labels.items():
-        add("exists (select 1 from json_each(labels) l where l.key = ? and l.value = ?)", name, value)
+    for n, (name, value) in enumerate(query.labels.items()):
+        if not n and _source(query) == _BY_LABEL:
+            add("space = ? and label = ? and value = ?", query.namespace, name, value)
+        else:
+            add(_LABELLED, name, value)
     if query.created_after is not None:
         add("created_at > ?", query.created_after)
     if query.created_before is not None:
@@ -558,9 +643,7 @@ def _where(query: Query, now: int, uptime: tuple[str, int]) -> tuple[str, list[A
     if query.prefix is not None:
         add("substr(id, 1, length(?)) = ?", query.prefix, query.prefix)
     if query.text is not None:
-        columns = " or ".join(f"instr(lower({column}), lower(?))" for column in ("id", "agent_type", "user_id"))
-        inside = "exists (select 1 from json_each(labels) l where instr(lower(l.value), lower(?)))"
-        add(f"({columns} or {inside})", *[query.text] * 4)
+        add("instr(search, lower(?))" if APART not in query.text else "instr('', ?)", query.text)
     if query.stale_for is not None:
         cutoff = now - query.stale_for
         last = "(select c.alive from checkpoints c where c.key = sessions.key order by c.seq desc limit 1)"

@@ -114,8 +114,8 @@ class TieredStore:
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         return await self._durable.find(query, after, limit)
 
-    async def count(self, query: Query) -> Counts:
-        return await self._durable.count(query)
+    async def count(self, query: Query, sample: int = 0) -> Counts:
+        return await self._durable.count(query, sample)
 
     async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
         return await self._durable.beat(signs, worker)

@@ -34,6 +34,7 @@ from saveslot.log import (
 from saveslot.metrics import Counters
 from saveslot.stores.batches import Batches
 from saveslot.stores.joining import Joining
+from saveslot.stores.sampling import sampled
 from saveslot.stores.valkey_news import News
 from saveslot.stores.valkey_server import ALWAYS, READS, WRITES, Server
 from saveslot.stores.valkey_values import Refused, group_told, hexed, question, to_entry, to_event, to_row, to_verdict
@@ -237,10 +238,10 @@ class ValkeyStore:
             found.sort(key=lambda row: (row.created_at, row.key), reverse=True)
         return found[:limit]
 
-    async def count(self, query: Query) -> Counts:
+    async def count(self, query: Query, sample: int = 0) -> Counts:
         while await self._run(ALWAYS, "tidy", TIDIED) == TIDIED:
             pass
-        counts = Counts()
+        counts = Counts(sample=await sampled(self, query, sample) if sample else None)
         [asked, *_] = await self._indexes(msgspec.structs.replace(query, owner=None, orphan_for=None))
         asked["query"] = question(query)
         place: dict[str, Any] = {}

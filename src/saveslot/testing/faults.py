@@ -512,8 +512,8 @@ class FormerOwnerIsASign(MemoryStore):
 class CountsIgnoreDeath(MemoryStore):
     """Orphans are counted as held, and not as orphans."""
 
-    async def count(self, query: Query) -> Counts:
-        return replace(await super().count(query), orphaned=0)
+    async def count(self, query: Query, sample: int = 0) -> Counts:
+        return replace(await super().count(query, sample), orphaned=0)
 
 
 # Events

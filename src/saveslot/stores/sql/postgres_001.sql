@@ -41,9 +41,15 @@ create table sessions (
   owner      bytea,
   labels     jsonb   not null,
   deleted_at bigint,
-  body       bytea   not null
+  body       bytea   not null,
+  -- What a text search looks at. Only the case of ASCII letters is lost, whatever the database's language.
+  search     text collate "C" not null generated always as (lower((id || chr(31) || agent_type || chr(31) || user_id
+    || chr(31) || jsonb_path_query_array(labels, '$.*')::text) collate "C")) stored
 ) with (autovacuum_analyze_threshold = 5000);
-create index sessions_by_time       on sessions (namespace, created_at, key) where deleted_at is null;
+-- With `search`, so that looking for a text reads this index and nothing else.
+create index sessions_by_time       on sessions (namespace, created_at, key) include (search) where deleted_at is null;
+create index sessions_by_label      on sessions using gin (labels jsonb_path_ops)
+  where deleted_at is null and labels <> '{}';
 create index sessions_by_state      on sessions (namespace, state, created_at, key) where deleted_at is null;
 create index sessions_by_agent_type on sessions (namespace, agent_type, created_at, key) where deleted_at is null;
 create index sessions_by_user       on sessions (namespace, user_id, created_at, key) where deleted_at is null;
