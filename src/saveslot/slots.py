@@ -20,7 +20,8 @@ class Slots:
         self.weight = 0  # of them all, as they were last weighed
 
     def get(self, session_id: str) -> Slot | None:
-        return self._slots.get(session_id)
+        slot = self._slots.get(session_id)
+        return None if slot is not None and slot.refused else slot
 
     def keep(self, newest: Slot) -> None:
         """The slot to use from now on. Those that were longest without use make room for it, if nobody needs them."""

@@ -385,7 +385,7 @@ async def everything_hot(store: SqliteStore) -> None:
     _, cursor = await store.events("ns", None)
     await store.events("ns", "0")
     await store.events("ns", cursor, pen.key)
-    await store.purge(dead.key)
+    await store.purge([dead.key])
 
 
 # Workers

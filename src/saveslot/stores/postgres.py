@@ -30,6 +30,7 @@ from saveslot.log import (
     Worker,
     judged,
     moment,
+    order,
 )
 from saveslot.model import PLAIN_KINDS, Kind
 from saveslot.stores import postgres_statements as sql
@@ -202,11 +203,9 @@ class PostgresStore:
         )
         return len(await self._fetch(emptied, key, _array(seqs)))
 
-    async def purge(self, key: bytes) -> int:
-        purged = """
-            with gone as (delete from {s}.sessions where key = $1 and deleted_at is not null returning key)
-            delete from {s}.checkpoints c using gone where c.key = gone.key returning 1"""
-        return len(await self._fetch(purged, key))
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+        purged = dict(await self._fetch(sql.PURGE, list(keys)))
+        return [purged.pop(key, 0) for key in keys]
 
     # Reading
 
@@ -253,13 +252,14 @@ class PostgresStore:
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         where, values = _where(query)
-        stale = query.stale_for is not None
-        column, order, compare = ("heartbeat", "asc", ">") if stale else ("created_at", "desc", "<")
+        column, newest_first = order(query)
+        way, compare = ("desc", "<") if newest_first else ("asc", ">")
         if after is not None:
             where += f" and (s.{column}, s.key) {compare} (${len(values) + 2}, ${len(values) + 3})"
             values += after
-        page = f"order by s.{column} {order}, s.key {order} limit ${len(values) + 2}"
-        found = f"{sql.ROW} from {sql.OWNED} where {where} {page}"
+        page = f"order by s.{column} {way}, s.key {way} limit ${len(values) + 2}"
+        weighed = query.ended_for is not None or query.deleted_for is not None
+        found = f"{sql.ROW}, {sql.WEIGHT if weighed else '0::int8'} from {sql.OWNED} where {where} {page}"
         return [_row(row) for row in await self._fetch(found, self._times(), *values, limit)]
 
     async def count(self, query: Query) -> Counts:
@@ -407,14 +407,15 @@ def _entry(row: Sequence[Any]) -> Entry:
 
 
 def _row(row: Sequence[Any]) -> Row:
-    *columns, labels, owner, worker, left = row
+    *columns, labels, owner, worker, left, now, deleted_at, weight = row
     told = msgspec.json.decode(labels, type=dict[str, str])
-    return Row(*columns, labels=told, owner=owner, worker=worker, left=left)
+    read = {"owner": owner, "worker": worker, "left": left, "now": now, "deleted_at": deleted_at, "weight": weight}
+    return Row(*columns, labels=told, **read)
 
 
 def _head(row: Any) -> Head:
     columns = tuple(row)
-    return Head(_row(columns[:15]), _entry(columns[15:]))
+    return Head(_row((*columns[:17], 0)), _entry(columns[17:]))
 
 
 def _cursor(place: tuple[int, bytes, int]) -> str:
@@ -431,12 +432,16 @@ def _place(cursor: str) -> tuple[int, bytes, int]:
 
 def _where(query: Query) -> tuple[str, list[Any]]:
     """$1 is the clock."""
-    parts, values = list[str](["s.namespace = $2", "s.deleted_at is null"]), list[Any]([query.namespace])
+    parts, values = list[str](["s.namespace = $2"]), list[Any]([query.namespace])
 
     def add(part: str, value: Any) -> None:
         values.append(value)
         parts.append(part.replace("?", f"${len(values) + 1}"))
 
+    if query.deleted_for is None:
+        parts.append("s.deleted_at is null")
+    else:
+        add(f"s.deleted_at is not null and s.deleted_at <= {sql.NOW} - ?::int8", query.deleted_for)
     if query.agent_type is not None:
         add("s.agent_type = ?", query.agent_type)
     if query.user_id is not None:
@@ -459,6 +464,11 @@ def _where(query: Query) -> tuple[str, list[Any]]:
         alive = """greatest(s.heartbeat, coalesce(w.beaten, 0), (
             select c.alive from {s}.checkpoints c where c.key = s.key order by c.seq desc limit 1))"""
         add(f"s.heartbeat < {sql.NOW} - ?::int8 and {alive} < {sql.NOW} - ?::int8", query.stale_for)
+    if query.ended_for is not None:
+        ended = """coalesce((select c.at from {s}.checkpoints c where c.key = s.key and c.kind in (5, 6)
+            order by c.seq desc limit 1), 0)"""
+        cutoff = f"{sql.NOW} - ?::int8"
+        add(f"s.state in ('completed', 'failed') and s.heartbeat <= {cutoff} and {ended} <= {cutoff}", query.ended_for)
     if query.orphan_for is not None:
         add(f"s.owner is not null and (w.dead or w.expires + ?::int8 <= {sql.UP})", query.orphan_for)
     if query.owner is not None:

@@ -34,6 +34,7 @@ from saveslot.log import (
     feed_number,
     judged,
     moment,
+    order,
 )
 from saveslot.model import PLAIN_KINDS, Kind
 from saveslot.stores.memory import LEFTOVER, clock
@@ -59,7 +60,9 @@ _COLUMNS = "key, namespace, id, agent_type, user_id, state, created_at, heartbea
 # ?1 and ?2: the machine's boot and its clock. A dead owner has nothing left.
 _ROW = f"""
 select {_COLUMNS}, coalesce(name, ''), case when boot = ?1 and not dead then max(0, expires - ?2) else 0 end
+  , coalesce(deleted_at, 0)
 from sessions {{}} left join workers on worker = owner"""  # noqa: S608
+_WEIGHT = f"select cast(total({_SIZE}) as integer) from checkpoints where key = ?"  # noqa: S608
 
 # The guard is the join: the entry before must be there, carry `prev`, and be no tombstone.
 _FOLLOW = """
@@ -329,15 +332,19 @@ class SqliteStore:
 
         return await self._write(work)
 
-    async def purge(self, key: bytes) -> int:
-        def work(connection: apsw.Connection) -> int:
-            connection.execute("delete from sessions where key = ? and deleted_at is not null", (key,))
-            if not connection.changes():
-                return 0
-            connection.execute("delete from checkpoints where key = ?", (key,))
-            return connection.changes()
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+        def work(connection: apsw.Connection) -> list[int]:
+            purged: list[int] = []
+            for key in keys:
+                connection.execute("delete from sessions where key = ? and deleted_at is not null", (key,))
+                if connection.changes():
+                    connection.execute("delete from checkpoints where key = ?", (key,))
+                    purged.append(connection.changes())
+                else:
+                    purged.append(0)
+            return purged
 
-        return await self._write(work)
+        return await self._write(work, heavy=True)
 
     # Reading
 
@@ -360,7 +367,7 @@ class SqliteStore:
         values = (*self._uptime(), ref) if by_key else (*self._uptime(), *ref)
         sql = f"{_ROW.format(f'indexed by {index}')} where {where}{living}"
         found = connection.execute(sql, values).fetchone()
-        return None if found is None else _to_row(found)
+        return None if found is None else _to_row(found, self._clock())
 
     async def entries(
         self,
@@ -394,17 +401,27 @@ class SqliteStore:
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         uptime = self._uptime()
-        where, values = _where(query, self._clock(), uptime)
-        stale = query.stale_for is not None
-        column, order, compare = ("heartbeat", "asc", ">") if stale else ("created_at", "desc", "<")
+        now = self._clock()
+        where, values = _where(query, now, uptime)
+        column, newest_first = order(query)
+        way, compare = ("desc", "<") if newest_first else ("asc", ">")
         if after is not None:
             where += f" and ({column}, key) {compare} (?, ?)"
             values += after
         # Few are held by any one worker, and few workers are dead.
-        owned = query.owner is not None or query.orphan_for is not None
+        owned = query.deleted_for is None and (query.owner is not None or query.orphan_for is not None)
         rows = _ROW.format("indexed by sessions_by_owner" if owned else "")
-        sql = f"{rows} where {where} order by {column} {order}, key {order} limit ?"
-        return await self._read(lambda c: [_to_row(row) for row in c.execute(sql, (*uptime, *values, limit))])
+        weighed = query.ended_for is not None or query.deleted_for is not None
+        sql = f"{rows} where {where} order by {column} {way}, key {way} limit ?"
+
+        def work(connection: apsw.Connection) -> list[Row]:
+            with snapshot(connection):
+                found = [_to_row(row, now) for row in connection.execute(sql, (*uptime, *values, limit))]
+                for row in found if weighed else ():
+                    row.weight = connection.execute(_WEIGHT, (row.key,)).get
+                return found
+
+        return await self._read(work)
 
     async def count(self, query: Query) -> Counts:
         boot, up = self._uptime()
@@ -413,8 +430,9 @@ class SqliteStore:
         def work(connection: apsw.Connection) -> Counts:
             by_state = f"select state, count(*) from sessions where {where} group by state"  # noqa: S608
             by_type = f"select agent_type, count(*) from sessions where {where} group by agent_type"  # noqa: S608
+            index = "indexed by sessions_by_owner" if query.deleted_for is None else ""
             owned = f"""
-                select count(*), total({_GONE}) from sessions indexed by sessions_by_owner
+                select count(*), total({_GONE}) from sessions {index}
                 join workers on worker = owner where {where} and owner is not null"""  # noqa: S608
             with snapshot(connection):
                 held, orphaned = cast("list[Any]", connection.execute(owned, (boot, 0, up, *values)).get)
@@ -490,10 +508,10 @@ def _entry(row: Any) -> Entry:
     )  # fmt: skip
 
 
-def _to_row(row: Any) -> Row:
-    *columns, labels, owner, worker, left = row
+def _to_row(row: Any, now: int) -> Row:
+    *columns, labels, owner, worker, left, deleted_at = row
     told = msgspec.json.decode(labels, type=dict[str, str])
-    return Row(*columns, labels=told, owner=owner, worker=worker, left=left)
+    return Row(*columns, labels=told, owner=owner, worker=worker, left=left, now=now, deleted_at=deleted_at)
 
 
 def _last(connection: apsw.Connection, key: bytes) -> Entry | None:
@@ -532,12 +550,16 @@ def _labels_text(labels: dict[str, str]) -> str:
 
 
 def _where(query: Query, now: int, uptime: tuple[str, int]) -> tuple[str, list[Any]]:
-    parts, values = ["namespace = ?", "deleted_at is null"], list[Any]([query.namespace])
+    parts, values = ["namespace = ?"], list[Any]([query.namespace])
 
     def add(part: str, *more: Any) -> None:
         parts.append(part)
         values.extend(more)
 
+    if query.deleted_for is None:
+        add("deleted_at is null")
+    else:
+        add("deleted_at is not null and deleted_at <= ?", now - query.deleted_for)
     if query.agent_type is not None:
         add("agent_type = ?", query.agent_type)
     if query.user_id is not None:
@@ -561,6 +583,11 @@ def _where(query: Query, now: int, uptime: tuple[str, int]) -> tuple[str, list[A
         last = "(select c.alive from checkpoints c where c.key = sessions.key order by c.seq desc limit 1)"
         owner = "coalesce((select beaten from workers where worker = owner), 0)"
         add(f"heartbeat < ? and {last} < ? and {owner} < ?", cutoff, cutoff, cutoff)
+    if query.ended_for is not None:
+        cutoff = now - query.ended_for
+        ends = "from checkpoints c where c.key = sessions.key and c.kind in (5, 6) order by c.seq desc limit 1"
+        ended = f"coalesce((select c.at {ends}), 0)"
+        add(f"state in ('completed', 'failed') and heartbeat <= ? and {ended} <= ?", cutoff, cutoff)
     if query.orphan_for is not None:
         add(f"owner in (select worker from workers where {_GONE})", uptime[0], query.orphan_for, uptime[1])  # noqa: S608
     if query.owner is not None:

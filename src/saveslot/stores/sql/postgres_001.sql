@@ -50,6 +50,8 @@ create index sessions_by_agent_type on sessions (namespace, agent_type, created_
 create index sessions_by_user       on sessions (namespace, user_id, created_at, key) where deleted_at is null;
 create index sessions_by_heartbeat  on sessions (namespace, state, heartbeat, key) where deleted_at is null;
 create index sessions_by_owner      on sessions (owner) where owner is not null and deleted_at is null;
+-- What waits to be purged.
+create index sessions_by_deletion   on sessions (namespace, deleted_at, key) where deleted_at is not null;
 
 -- One row a process that holds sessions. No index on `expires`, so that renewing one rewrites nothing else.
 create table workers (

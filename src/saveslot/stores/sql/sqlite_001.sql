@@ -45,6 +45,8 @@ create index sessions_by_agent_type   on sessions (namespace, agent_type, create
 create index sessions_by_user         on sessions (namespace, user_id, created_at, key) where deleted_at is null;
 create index sessions_by_heartbeat    on sessions (namespace, state, heartbeat, key) where deleted_at is null;
 create index sessions_by_owner        on sessions (owner) where owner is not null and deleted_at is null;
+-- What waits to be purged.
+create index sessions_by_deletion   on sessions (namespace, deleted_at, key) where deleted_at is not null;
 
 -- One row a process that holds sessions. It says every few seconds that it lives; when `expires` has passed, by the clock
 -- of the machine's boot (one that nobody sets), others may take over what it owns. A dead one is never renewed.
