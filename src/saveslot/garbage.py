@@ -21,7 +21,9 @@ from saveslot.slot import Draft, Point
 from saveslot.thinning import SessionThinner
 
 # Sessions that are removed together: a writer waits for no more than a few milliseconds.
-BATCH = 100
+BATCH = 200
+# Behind each batch others have the store for themselves, for this part of the time that the batch took.
+REST = 0.5
 # How long a deleted session can still be looked into, by whoever has the database.
 TOMBSTONES = timedelta(days=7)
 
@@ -69,12 +71,13 @@ class SessionCollector(SessionThinner):
         """
         queries = self._wanted(older_than, states, grace)
         total = sum([sum((await self._store.count(query)).states.values()) for query in queries]) if progress else 0
-        found = Garbage(dry_run=dry_run)
+        found, loop = Garbage(dry_run=dry_run), asyncio.get_running_loop()
         looked = 0
         for query in queries:
             column = order(query)[0]
             after: Place | None = None
             while rows := await self._store.find(query, after, BATCH):
+                start = loop.time()
                 after = (getattr(rows[-1], column), rows[-1].key)
                 gone = rows if dry_run else await self._collected(rows, ended=query.deleted_for is None)
                 ids = found.tombstones if query.deleted_for is not None else found.sessions
@@ -83,8 +86,12 @@ class SessionCollector(SessionThinner):
                 looked += len(rows)
                 if progress is not None:
                     progress(looked, max(total, looked))
-                await asyncio.sleep(0)
+                await asyncio.sleep(0 if dry_run else REST * (loop.time() - start))
         return found
+
+    async def _collect(self, older_than: timedelta | None) -> tuple[int, int]:
+        found = await self.gc(older_than)
+        return found.count, found.bytes
 
     def _wanted(
         self, older_than: timedelta | None, states: Collection[SessionState | str], grace: timedelta

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from saveslot import codec, transfer
 from saveslot.errors import AlreadyExists, Conflict, InvalidInput, InvalidTransition, NotFound
 from saveslot.garbage import SessionCollector
-from saveslot.keeper import Keeper
+from saveslot.keeper import Chores, Keeper
 from saveslot.lifecycle import FAILED, SessionState, follow
 from saveslot.log import Entry, Group, Head, Outcome, Place, Query, Row, Verdict, micros, moment
 from saveslot.lookup import Overtaken, unknown, with_a_fresh_head
@@ -86,7 +86,7 @@ class SessionManager(SessionCollector):
             retention=retention,
         )
         self.session_ttl_hours = session_ttl_hours
-        self.keeper = Keeper(self, self.cleanup_stale_sessions, worker_beat)
+        self.keeper = Keeper(self, Chores(self.cleanup_stale_sessions, self.thin_all, self._collect), worker_beat)
         self._births = Doubts()
         self._deaths = Doubts()
         self._deleting = WeakValueDictionary[str, asyncio.Lock]()

@@ -70,8 +70,8 @@ class Retention:
         """A history of so many is left as it is, whatever its checkpoints are called, weigh and how old they are."""
         if self.max_age is not None or self.max_bytes is not None:
             return 1
-        limits = [] if self.keep_last is None else [self.compress_after]
-        return min([*limits, *([] if self.max_checkpoints is None else [self.max_checkpoints])], default=1 << 62)
+        compress = 1 << 62 if self.keep_last is None else self.compress_after
+        return min(compress, 1 << 62 if self.max_checkpoints is None else self.max_checkpoints)
 
     def drops(
         self,

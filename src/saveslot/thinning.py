@@ -73,11 +73,13 @@ class SessionThinner(SessionHolder):
         self._slots = Slots()
         self._idle: dict[bytes, bytes] = {}  # by session: its newest entry when nothing was to be thinned
 
-    async def thin(self, id: str, retention: Retention | None = None, *, grace: timedelta = GRACE) -> Thinned:
+    async def thin(
+        self, id: str, retention: Retention | None = None, *, grace: timedelta = GRACE, dry_run: bool = False
+    ) -> Thinned:
         """Drop what the session's rule (or this one) does not keep, now, whether it has ended or not.
 
         What is dropped is out of sight at once; its bytes are given back by a call at least `grace` later, or by the
-        keeper. While another process holds the session: `LeaseHeld`.
+        keeper. While another process holds the session: `LeaseHeld`. `dry_run` only tells.
         """
         session_id = as_name(id, "session_id")
         marked = 0
@@ -86,12 +88,14 @@ class SessionThinner(SessionHolder):
             nonlocal marked
             rule = retention or self._rule(head)
             drops = [] if rule.keeps_all else await self._dropped(head, rule)
-            if drops:
-                draft.mark((seq, seq) for seq in drops)
             marked = len(drops)
-            return bool(drops)
+            if drops and not dry_run:
+                draft.mark((seq, seq) for seq in drops)
+            return bool(drops) and not dry_run
 
         await self._keep(session_id, mark)
+        if dry_run:
+            return Thinned(marked)
         return Thinned(marked) + await self._emptied(await self._lookup.existing(session_id), grace)
 
     async def pin(self, id: str, ref: str | int = "latest") -> Checkpoint:

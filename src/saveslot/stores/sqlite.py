@@ -334,29 +334,32 @@ class SqliteStore:
 
     async def purge(self, keys: Sequence[bytes]) -> list[int]:
         def work(connection: apsw.Connection) -> list[int]:
-            purged: list[int] = []
-            for key in keys:
-                connection.execute("delete from sessions where key = ? and deleted_at is not null", (key,))
-                if connection.changes():
+            purged: dict[bytes, int] = {}
+            for start in range(0, len(keys), TOGETHER):
+                part = keys[start : start + TOGETHER]
+                marks = ", ".join("?" * len(part))
+                gone = f"delete from sessions where key in ({marks}) and deleted_at is not null returning key"  # noqa: S608
+                for (key,) in list(connection.execute(gone, part)):
                     connection.execute("delete from checkpoints where key = ?", (key,))
-                    purged.append(connection.changes())
-                else:
-                    purged.append(0)
-            return purged
+                    purged[key] = connection.changes()
+            return [purged.pop(key, 0) for key in keys]
 
         return await self._write(work, heavy=True)
 
     # Reading
 
     async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
-        return await self._read(lambda connection: [self._head(connection, ref) for ref in refs])
+        def work(connection: apsw.Connection) -> list[Head | None]:
+            # A row must never be older than the entry beside it.
+            with snapshot(connection):
+                return [self._head(connection, ref) for ref in refs]
+
+        return await self._read(work)
 
     def _head(self, connection: apsw.Connection, ref: Ref) -> Head | None:
-        # A row must never be older than the entry beside it.
-        with snapshot(connection):
-            row = self._row(connection, ref)
-            last = None if row is None else _last(connection, row.key)
-            return None if row is None or last is None else Head(row, last)
+        row = self._row(connection, ref)
+        last = None if row is None else _last(connection, row.key)
+        return None if row is None or last is None else Head(row, last)
 
     def _row(self, connection: apsw.Connection, ref: Ref, *, deleted: bool = False) -> Row | None:
         # INDEXED BY: statistics of a table that was tiny once would make this a scan for ever.
