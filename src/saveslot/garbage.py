@@ -21,7 +21,7 @@ from saveslot.slot import Draft, Point
 from saveslot.thinning import SessionThinner
 
 # Sessions that are removed together: a writer waits for no more than a few milliseconds.
-BATCH = 200
+BATCH = 250
 # Behind each batch others have the store for themselves, for this part of the time that the batch took.
 REST = 0.5
 # How long a deleted session can still be looked into, by whoever has the database.

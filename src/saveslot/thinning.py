@@ -14,6 +14,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -54,6 +55,38 @@ class Thinned(NamedTuple):
         return Thinned(*map(sum, zip(self, other, strict=True))) if isinstance(other, Thinned) else NotImplemented
 
 
+@dataclass
+class Headers:
+    """A log without its frames, as far as thinning looks at it."""
+
+    key: bytes
+    session_id: str
+    now: int  # by the store's clock
+    log: list[Entry]
+    marks: list[Entry] = field(default_factory=list[Entry])  # appended since
+
+    @property
+    def data(self) -> list[Entry]:
+        return [entry for entry in self.log if entry.kind in DATA_KINDS]
+
+    def drops(self, rule: Retention) -> list[int]:
+        """The checkpoints that go, of those that nothing hides yet."""
+        if rule.keeps_all:
+            return []
+        data = self.data
+        sizes = {entry.seq: weight for entry in data if (weight := _frame_bytes(entry))}
+        return rule.drops(shown(data, self.log, self.session_id), self.now, pins(self.log), sizes)
+
+    def victims(self, grace: int) -> tuple[list[Entry], list[Entry]]:
+        """What was hidden so long ago, has a frame and rebuilds nothing else; and the marks that are done with it."""
+        old = max([self.now, *(mark.at for mark in self.marks)]) - grace
+        hiding = [entry for entry in (*self.log, *self.marks) if entry.kind in HIDING_KINDS and entry.at <= old]
+        data = self.data
+        # A mark's own frame goes last: as long as it is there, the work is not done.
+        done = [entry for entry in hiding if entry.kind is Kind.MARKED and (_frame_bytes(entry) or entry in self.marks)]
+        return list(_unneeded(data, shown(data, hiding, self.session_id))), done
+
+
 class SessionThinner(SessionHolder):
     """A holder that can forget parts of a history."""
 
@@ -82,21 +115,21 @@ class SessionThinner(SessionHolder):
         keeper. While another process holds the session: `LeaseHeld`. `dry_run` only tells.
         """
         session_id = as_name(id, "session_id")
-        marked = 0
+        read = Headers(b"", "", 0, [])
+        drops: list[int] = []
 
         async def mark(head: Head, draft: Draft) -> bool:
-            nonlocal marked
-            rule = retention or self._rule(head)
-            drops = [] if rule.keeps_all else await self._dropped(head, rule)
-            marked = len(drops)
-            if drops and not dry_run:
-                draft.mark((seq, seq) for seq in drops)
-            return bool(drops) and not dry_run
+            nonlocal read, drops
+            read = await self._headers(head)
+            drops = read.drops(retention or self._rule(head))
+            if not drops or dry_run:
+                return False
+            draft.mark((seq, seq) for seq in drops)
+            read.marks = draft.group.entries
+            return True
 
         await self._keep(session_id, mark)
-        if dry_run:
-            return Thinned(marked)
-        return Thinned(marked) + await self._emptied(await self._lookup.existing(session_id), grace)
+        return Thinned(len(drops)) + (Thinned() if dry_run else await self._emptied(read, grace))
 
     async def pin(self, id: str, ref: str | int = "latest") -> Checkpoint:
         """Keep a checkpoint whatever retention says, until `unpin`.
@@ -175,34 +208,21 @@ class SessionThinner(SessionHolder):
     def _rule(self, head: Head) -> Retention:
         return rule_of(self._rules, head.row.agent_type, codec.read_note(head.row.body)["metadata"])
 
-    async def _dropped(self, head: Head, rule: Retention) -> list[int]:
-        """The checkpoints that go, of those that nothing hides yet. Never the newest: the next one builds on it."""
-        log = await self._headers(head)
-        data = [entry for entry in log if entry.kind in DATA_KINDS]
-        left = shown(data, log, head.row.session_id)
-        sizes = {entry.seq: weight for entry in data if (weight := _frame_bytes(entry))}
-        return rule.drops(left, _clock(head), pins(log), sizes)
-
-    async def _headers(self, head: Head) -> list[Entry]:
+    async def _headers(self, head: Head) -> Headers:
         kinds = DATA_KINDS | HIDING_KINDS | KEEPING_KINDS
-        return await self._store.entries(head.row.key, [(1, head.last.seq)], kinds=kinds, frames=False)
+        log = await self._store.entries(head.row.key, [(1, head.last.seq)], kinds=kinds, frames=False)
+        return Headers(head.row.key, head.row.session_id, head.row.now or micros(now()), log)
 
     # Emptying
 
-    async def _emptied(self, head: Head, grace: timedelta) -> Thinned:
+    async def _emptied(self, read: Headers, grace: timedelta) -> Thinned:
         """Empty the frames of what was hidden so long ago, but for those that others are rebuilt from."""
-        log = await self._headers(head)
-        old = _clock(head) - grace // MICROSECOND
-        hiding = [entry for entry in log if entry.kind in HIDING_KINDS and entry.at <= old]
-        data = [entry for entry in log if entry.kind in DATA_KINDS]
-        victims = list(_unneeded(data, shown(data, hiding, head.row.session_id)))
-        # A mark's own frame goes last: as long as it is there, the work is not done.
-        marks = [entry for entry in hiding if entry.kind is Kind.MARKED and _frame_bytes(entry)]
+        victims, marks = read.victims(grace // MICROSECOND)
         emptied = 0
         for part in (victims, marks):
             for start in range(0, len(part), EMPTY_BATCH):
                 seqs = [entry.seq for entry in part[start : start + EMPTY_BATCH]]
-                count = await self._store.empty(head.row.key, seqs)
+                count = await self._store.empty(read.key, seqs)
                 emptied += count if part is victims else 0
         return Thinned(0, emptied, sum(map(_frame_bytes, victims)) if emptied else 0)
 
@@ -233,12 +253,12 @@ class SessionThinner(SessionHolder):
             if due:
                 done = await self.thin(head.row.session_id, grace=grace)
             elif hides:
-                done = await self._emptied(head, grace)
+                done = await self._emptied(await self._headers(head), grace)
         except (LeaseHeld, Conflict):  # in other hands, or its holder has not seen the newest entry: the next time
-            return await self._emptied(head, grace)
+            return await self._emptied(await self._headers(head), grace)
         except (LeaseLost, NotFound):
             return done
-        waits = hides and last.at > _clock(head) - grace // MICROSECOND
+        waits = hides and last.at > head.row.now - grace // MICROSECOND
         settled = rule.keeps_all or last.seq <= rule.least or (due and rule.max_age is None)
         if settled and not waits and not any(done):
             self._idle[head.row.key] = last.append_id
@@ -256,11 +276,7 @@ class SessionThinner(SessionHolder):
             head.row.key, kinds=frozenset({Kind.COMPLETED, Kind.FAILED}), newest=1, frames=False
         )
         ended = max([head.row.heartbeat, *(entry.at for entry in ends)])
-        return ended <= _clock(head) - after_end // MICROSECOND
-
-
-def _clock(head: Head) -> int:
-    return head.row.now or micros(now())
+        return ended <= head.row.now - after_end // MICROSECOND
 
 
 def _frame_bytes(entry: Entry) -> int:

@@ -51,6 +51,8 @@ POLL = 0.05
 
 # More entries or bytes of frames than this are never written in the event loop: 12 MB took 30 ms there.
 MANY, LARGE = 32, 256 * 1024
+# Pages that a file gives back at a time, after something was emptied or purged: 1 MB, in under 2 ms.
+SHRINK = 256
 # So many rows share a statement: between two statements the thread may have to wait for the interpreter.
 TOGETHER = 64
 
@@ -328,6 +330,7 @@ class SqliteStore:
             for seq in seqs:
                 connection.execute(sql, (key, seq))
                 emptied += connection.changes()
+            _shrink(connection)
             return emptied
 
         return await self._write(work)
@@ -342,6 +345,7 @@ class SqliteStore:
                 for (key,) in list(connection.execute(gone, part)):
                     connection.execute("delete from checkpoints where key = ?", (key,))
                     purged[key] = connection.changes()
+            _shrink(connection)
             return [purged.pop(key, 0) for key in keys]
 
         return await self._write(work, heavy=True)
@@ -487,6 +491,12 @@ class SqliteStore:
         for connection in self._connections:
             connection.close()
         await self._writer.close()
+
+
+def _shrink(connection: apsw.Connection) -> None:
+    """Free pages are used again; when there are more of them than others, the file becomes smaller, a bit at a time."""
+    if connection.pragma("freelist_count") * 2 > connection.pragma("page_count"):
+        connection.execute(f"pragma incremental_vacuum({SHRINK})").fetchall()
 
 
 async def _either(news: asyncio.Event, seconds: float) -> None:
