@@ -258,9 +258,13 @@ class PostgresStore:
             where += f" and (s.{column}, s.key) {compare} (${len(values) + 2}, ${len(values) + 3})"
             values += after
         page = f"order by s.{column} {way}, s.key {way} limit ${len(values) + 2}"
-        weighed = query.ended_for is not None or query.deleted_for is not None
-        found = f"{sql.ROW}, {sql.WEIGHT if weighed else '0::int8'} from {sql.OWNED} where {where} {page}"
-        return [_row(row) for row in await self._fetch(found, self._times(), *values, limit)]
+        found = f"{sql.ROW} from {sql.OWNED} where {where} {page}"
+        rows = [_row(row) for row in await self._fetch(found, self._times(), *values, limit)]
+        if query.ended_for is not None or query.deleted_for is not None:
+            weights = dict(await self._fetch(sql.WEIGHTS, [row.key for row in rows]))
+            for row in rows:
+                row.weight = weights.get(row.key, 0)
+        return rows
 
     async def count(self, query: Query) -> Counts:
         where, values = _where(query)
@@ -407,15 +411,14 @@ def _entry(row: Sequence[Any]) -> Entry:
 
 
 def _row(row: Sequence[Any]) -> Row:
-    *columns, labels, owner, worker, left, now, deleted_at, weight = row
+    *columns, labels, owner, worker, left, now, deleted_at = row
     told = msgspec.json.decode(labels, type=dict[str, str])
-    read = {"owner": owner, "worker": worker, "left": left, "now": now, "deleted_at": deleted_at, "weight": weight}
-    return Row(*columns, labels=told, **read)
+    return Row(*columns, labels=told, owner=owner, worker=worker, left=left, now=now, deleted_at=deleted_at)
 
 
 def _head(row: Any) -> Head:
     columns = tuple(row)
-    return Head(_row((*columns[:17], 0)), _entry(columns[17:]))
+    return Head(_row(columns[:17]), _entry(columns[17:]))
 
 
 def _cursor(place: tuple[int, bytes, int]) -> str:
@@ -441,7 +444,7 @@ def _where(query: Query) -> tuple[str, list[Any]]:
     if query.deleted_for is None:
         parts.append("s.deleted_at is null")
     else:
-        add(f"s.deleted_at is not null and s.deleted_at <= {sql.NOW} - ?::int8", query.deleted_for)
+        add(f"s.deleted_at is not null and s.deleted_at <= (select {sql.NOW}) - ?::int8", query.deleted_for)
     if query.agent_type is not None:
         add("s.agent_type = ?", query.agent_type)
     if query.user_id is not None:
@@ -467,8 +470,13 @@ def _where(query: Query) -> tuple[str, list[Any]]:
     if query.ended_for is not None:
         ended = """coalesce((select c.at from {s}.checkpoints c where c.key = s.key and c.kind in (5, 6)
             order by c.seq desc limit 1), 0)"""
-        cutoff = f"{sql.NOW} - ?::int8"
-        add(f"s.state in ('completed', 'failed') and s.heartbeat <= {cutoff} and {ended} <= {cutoff}", query.ended_for)
+        if query.state is None:
+            parts.append("s.state in ('completed', 'failed')")
+        elif query.state not in {"completed", "failed"}:
+            parts.append("false")
+        # (select …): asked once, so that it bounds the index.
+        cutoff = f"(select {sql.NOW}) - ?::int8"
+        add(f"s.heartbeat <= {cutoff} and {ended} <= {cutoff}", query.ended_for)
     if query.orphan_for is not None:
         add(f"s.owner is not null and (w.dead or w.expires + ?::int8 <= {sql.UP})", query.orphan_for)
     if query.owner is not None:

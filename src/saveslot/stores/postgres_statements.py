@@ -16,7 +16,7 @@ ROW = f"""
 select s.key, s.namespace, s.id, s.agent_type, s.user_id, s.state, s.created_at, s.heartbeat, s.fence, s.lease, s.body,
   s.labels::text, s.owner, coalesce(w.name, ''),
   case when w.dead then 0 else greatest(0, coalesce(w.expires, 0) - {UP}) end, {NOW}, coalesce(s.deleted_at, 0)"""
-WEIGHT = f"(select coalesce(sum({SIZE}), 0)::int8 from {{s}}.checkpoints c where c.key = s.key)"  # noqa: S608
+WEIGHTS = f"select key, sum({SIZE})::int8 from {{s}}.checkpoints where key = any($1) group by key"  # noqa: S608
 OWNED = "{s}.sessions s left join {s}.workers w on w.worker = s.owner"
 
 # Of a group only its first entry is guarded; the others follow it. `alive`: the newest sign of life before.
@@ -177,10 +177,11 @@ delete from {{s}}.workers w where (w.dead or w.expires + $2::int8 <= {UP})
   and not exists (select 1 from {{s}}.sessions s where s.owner = w.worker and s.deleted_at is null)"""  # noqa: S608
 
 # Rows of `sessions` in the order of their keys, as everywhere; one that somebody else purges is left to them. The keys
-# as an array: joined with `gone`, the log was planned as a scan.
+# as an array: joined with `gone`, the log was planned as a scan. `coalesce`: the index of the deleted, through which a
+# plain condition is planned, is full of those that were purged before.
 PURGE = """
 with chosen as materialized (
-  select key from {s}.sessions where key = any($1) and deleted_at is not null order by key for update skip locked),
+  select key from {s}.sessions where key = any($1) and coalesce(deleted_at, 0) > 0 order by key for update skip locked),
 gone as (delete from {s}.sessions s using chosen where s.key = chosen.key returning s.key),
 entries as (delete from {s}.checkpoints c where c.key = any(array(select key from gone)) returning c.key)
 select key, count(*)::int8 from entries group by key"""
