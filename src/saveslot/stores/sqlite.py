@@ -353,17 +353,14 @@ class SqliteStore:
     # Reading
 
     async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
-        def work(connection: apsw.Connection) -> list[Head | None]:
-            # A row must never be older than the entry beside it.
-            with snapshot(connection):
-                return [self._head(connection, ref) for ref in refs]
-
-        return await self._read(work)
+        return await self._read(lambda connection: [self._head(connection, ref) for ref in refs])
 
     def _head(self, connection: apsw.Connection, ref: Ref) -> Head | None:
-        row = self._row(connection, ref)
-        last = None if row is None else _last(connection, row.key)
-        return None if row is None or last is None else Head(row, last)
+        # A row must never be older than the entry beside it.
+        with snapshot(connection):
+            row = self._row(connection, ref)
+            last = None if row is None else _last(connection, row.key)
+            return None if row is None or last is None else Head(row, last)
 
     def _row(self, connection: apsw.Connection, ref: Ref, *, deleted: bool = False) -> Row | None:
         # INDEXED BY: statistics of a table that was tiny once would make this a scan for ever.
