@@ -94,11 +94,16 @@ class Keeper:
 
     async def stop(self) -> None:
         """End it. Takeovers under way are cancelled, and their sessions let go."""
-        tasks = [*(task for task in (self._task, self._tidying) if task is not None), *self._takeovers]
+        loops = {task for task in (self._task, self._tidying) if task is not None}
+        takeovers = list(self._takeovers)
         self._task = self._tidying = None
-        for task in tasks:
+        for task in takeovers:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while loops:  # before Python 3.12 a cancellation can get lost in `wait_for`
+            for task in loops:
+                task.cancel()
+            _, loops = await asyncio.wait(loops, timeout=1)
+        await asyncio.gather(*takeovers, return_exceptions=True)
 
     @property
     def stats(self) -> Data:
