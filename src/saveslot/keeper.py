@@ -17,12 +17,15 @@ from saveslot.held import Held
 from saveslot.holding import SessionHolder
 from saveslot.lifeline import jittered
 from saveslot.model import Data
+from saveslot.stores import Tended
 
 LOG = logging.getLogger("saveslot")
 # Seconds between two sweeps at most; a tenth of `stale_after` where that is less.
 SWEEP = 60.0
 # Seconds between two looks at what may be thinned or removed: all sessions are looked at.
 TIDY = 3600.0
+# Seconds between two upkeeps of the store.
+TEND = 3600.0
 
 Takeover = Callable[[Held], Awaitable[object]]
 
@@ -47,14 +50,15 @@ class Plan(NamedTuple):
 
 
 class Keeper:
-    def __init__(self, holder: SessionHolder, chores: Chores, beat: float) -> None:
+    def __init__(self, holder: SessionHolder, chores: Chores, beat: float, store: object = None) -> None:
         self._holder = holder
         self._chores = chores
+        self._store = store
         self._beat = beat
         self._task: asyncio.Task[None] | None = None
         self._tidying: asyncio.Task[None] | None = None
         self._takeovers: set[asyncio.Task[None]] = set()
-        self._next_sweep = 0.0
+        self._next_sweep = self._next_upkeep = 0.0
         counted = ("taken_over", "swept", "thinned", "emptied", "removed", "freed_bytes", "errors")
         self._counts: Data = {**dict.fromkeys(counted, 0), "last_error": ""}
 
@@ -105,6 +109,11 @@ class Keeper:
             _, loops = await asyncio.wait(loops, timeout=1)
         await asyncio.gather(*takeovers, return_exceptions=True)
 
+    async def tend(self) -> None:
+        """The upkeep of a store that needs some: PostgreSQL's partitions for months ahead. Hourly, while it runs."""
+        if isinstance(self._store, Tended):
+            await self._store.tend()
+
     @property
     def stats(self) -> Data:
         running = self._task is not None and not self._task.done()
@@ -130,6 +139,9 @@ class Keeper:
         if plan.stale_after is not None and now >= self._next_sweep:
             self._next_sweep = now + min(SWEEP, plan.stale_after.total_seconds() / 10)
             self._counts["swept"] += await self._chores.sweep(plan.stale_after)
+        if now >= self._next_upkeep:
+            self._next_upkeep = now + TEND
+            await self.tend()
 
     async def _tidy(self, plan: Plan) -> None:
         if plan.thin:

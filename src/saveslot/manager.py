@@ -50,7 +50,11 @@ SWEEP_BATCH = 200
 
 
 class SessionManager(SessionCollector):
-    """Sessions and their checkpoints in one namespace of one store. In memory, unless it is given a store."""
+    """Sessions and their checkpoints in one namespace of one store. In memory, unless it is given a store.
+
+    `db_pool` is an asyncpg pool of the caller's, `schema` the PostgreSQL schema with the tables; `redis_client`, an
+    asyncio client of a Valkey, goes in front of it. Both are used and never closed.
+    """
 
     def __init__(
         self,
@@ -59,6 +63,7 @@ class SessionManager(SessionCollector):
         namespace: str = "default",
         session_ttl_hours: float = 24,
         *,
+        schema: str = "saveslot",
         store: Store | None = None,
         max_state_bytes: int = codec.MAX_STATE,
         worker_beat: float = 5.0,
@@ -69,12 +74,14 @@ class SessionManager(SessionCollector):
         if db_pool is not None:
             from saveslot.stores.postgres import PostgresStore  # imported when it is used
 
-            store = PostgresStore.on(db_pool)
-        if redis_client is not None:
+            store = PostgresStore.on(db_pool, schema)
+        if redis_client is not None and store is None:
+            from saveslot.stores.valkey import ValkeyStore
+
+            store = ValkeyStore.on(redis_client, session_ttl_hours * 3600)
+        elif redis_client is not None and store is not None:
             from saveslot.stores.tiered import TieredStore
 
-            if store is None:
-                raise InvalidInput("redis_client", "needs a database behind it (db_pool); Valkey holds copies only")
             store = TieredStore(store, redis_client, session_ttl_hours * 3600)
         super().__init__(
             store or MemoryStore(),
@@ -86,7 +93,8 @@ class SessionManager(SessionCollector):
             retention=retention,
         )
         self.session_ttl_hours = session_ttl_hours
-        self.keeper = Keeper(self, Chores(self.cleanup_stale_sessions, self.thin_all, self._collect), worker_beat)
+        chores = Chores(self.cleanup_stale_sessions, self.thin_all, self._collect)
+        self.keeper = Keeper(self, chores, worker_beat, self._store)
         self._births = Doubts()
         self._deaths = Doubts()
         self._deleting = WeakValueDictionary[str, asyncio.Lock]()

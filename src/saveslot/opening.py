@@ -21,9 +21,10 @@ HOT = ("valkey://", "valkeys://", "redis://", "rediss://", "unix://")
 class open:  # noqa: A001, N801  (saveslot.open reads well)
     """`async with saveslot.open() as sessions:` or `sessions = await saveslot.open()`, then `await sessions.close()`.
 
-    `url` is `postgresql://user@host/database`, `sqlite:///file.db` or `memory:`; `hot` puts a Valkey in front,
-    `valkey://host`. What is left out comes from the environment (`SAVESLOT_URL`, `SAVESLOT_HOT`, `SAVESLOT_NAMESPACE`)
-    or from `saveslot.toml`; else it is one SQLite file among the user's data.
+    `url` is `postgresql://user@host/database`, `sqlite:///file.db`, `valkey://host` (sessions live there for
+    `session_ttl_hours` after their last use) or `memory:`; `hot` puts a Valkey in front, `valkey://host`. What
+    is left out comes from the environment (`SAVESLOT_URL`, `SAVESLOT_HOT`, `SAVESLOT_NAMESPACE`) or from
+    `saveslot.toml`; else it is one SQLite file among the user's data.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
         self._manager: SessionManager | None = None
 
     async def _open(self) -> SessionManager:
-        store = await open_store(self._url)
+        store = await open_store(self._url, self._options["session_ttl_hours"] * 3600)
         try:
             if self._hot is not None:
                 from saveslot.stores.tiered import TieredStore  # imported when it is used

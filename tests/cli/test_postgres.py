@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import pytest
@@ -157,7 +158,18 @@ def test_a_sound_server_is_told_to_be_sound(run, store):
     assert answer.code == 0
     assert {finding["state"] for finding in told.values()} == {"ok"}
     assert list(told) == [
-        *("server", "round trip", "settings", "replicas", "rights", "format", "content", "owners", "recipes"),
+        *(
+            "server",
+            "round trip",
+            "settings",
+            "replicas",
+            "rights",
+            "format",
+            "content",
+            "partitions",
+            "owners",
+            "recipes",
+        ),
     ]
     assert told["server"]["told"].startswith("PostgreSQL 18")
     assert told["content"]["told"].startswith("5 sessions in 1 namespace, 15 entries, ")
@@ -356,6 +368,21 @@ def test_tables_of_a_newer_saveslot_are_left_alone(run, store):
         refused = run("migrate", *options, "--store", store)
         assert refused.code == 2
         assert "upgrade saveslot" in refused.err
+
+
+def test_partitions_that_nobody_made_ahead(run, store):
+    """They are named, with who may make them; migrate does it."""
+    month = datetime.now(UTC).replace(day=1)
+    later = (month + timedelta(days=32)).replace(day=1)
+    rights = "in role pg_read_all_data, pg_write_all_data"
+    sql(store, f"drop table checkpoints_{later:%Y_%m}", f"create role clerk login {rights}")
+    clerk = store.replace("//postgres@", "//clerk@")
+    for url, who in ((store, ""), (clerk, " as postgres, who owns the tables")):
+        found = findings(run("doctor", "--json", "--store", url))["partitions"]
+        assert (found["state"], found["told"]) == ("warning", f"2 months, none for {later:%B %Y}")
+        assert found["advice"] == [f"saveslot migrate --apply{who}; or let a keeper run{who}"]
+    run("migrate", "--apply", "--store", store)
+    assert findings(run("doctor", "--json", "--store", store))["partitions"]["told"].startswith("3 months, made ahead")
 
 
 def test_a_role_without_rights_is_told_what_to_grant(run, store):

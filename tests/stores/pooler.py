@@ -63,7 +63,8 @@ class Pooler:
         greeting = kind = b""
         while kind != READY:
             kind, message = await _message(reader)
-            greeting += message
+            # As PgBouncer does: a process that nobody has, since each transaction may meet another one.
+            greeting += b"K" + struct.pack("!III", 12, 1, 1) if kind == b"K" else message
         self._greeting = greeting
         return reader, writer
 

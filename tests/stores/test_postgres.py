@@ -13,7 +13,7 @@ from saveslot import InvalidInput, SessionManager, Unavailable
 from saveslot.stack import Postgres
 from saveslot.stores import Store
 from saveslot.stores.postgres import PostgresStore
-from saveslot.testing import Clock, StoreConformance, behaves_like_memory
+from saveslot.testing import Clock, Pen, StoreConformance, behaves_like_memory
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,31 @@ async def test_a_manager_on_the_callers_own_pool(server: Postgres) -> None:
                 await held.checkpoint("asked", {"messages": [1]})
                 assert not held.lost.is_set()
         assert await pool.fetchval("select count(*) from saveslot.sessions where namespace = 'own-pool'") == 1
+        async with SessionManager(db_pool=pool, schema="own_schema") as sessions:
+            assert await sessions.count() == 0
+            await sessions.create_session("tutor")
+        assert await pool.fetchval("select count(*) from own_schema.sessions") == 1
+        with pytest.raises(InvalidInput, match="schema"):
+            SessionManager(db_pool=pool, schema="Own; Schema")
+
+
+async def test_a_heartbeat_waits_for_nobody_with_a_lock_in_its_hand(server: Postgres) -> None:
+    """Of two sessions one is being changed: the other's sign of life is there at once, that one's afterwards."""
+    store = await PostgresStore.open(server.url)
+    free, busy = Pen("beaten", "free"), Pen("beaten", "busy")
+    await store.append([free.begin(), busy.begin()])
+    [before] = await store.heads([free.key])
+    connection = await asyncpg.connect(server.url)
+    async with connection.transaction():
+        await connection.execute("select from saveslot.sessions where key = $1 for update", busy.key)
+        beating = asyncio.ensure_future(store.beat([(busy.key, None), (free.key, None)]))
+        async with asyncio.timeout(60):
+            while (await store.heads([free.key]))[0].row.heartbeat == before.row.heartbeat:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert not beating.done()
+    assert all(await beating)
+    await connection.close()
+    await store.close()
 
 
 async def opened(url: str) -> SessionManager:

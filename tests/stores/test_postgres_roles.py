@@ -86,16 +86,43 @@ async def test_many_agents_behind_a_pooler(pooler: Pooler) -> None:
     assert pooler.lent - before > 24 * 20 / 16  # batches of several agents are one transaction
 
 
-async def test_prepared_statements_need_a_pooler_that_knows_them(pooler: Pooler) -> None:
-    """Without statement_cache_size=0 a simple pooler loses them: the error says what to add to the URL."""
+async def test_a_pooler_is_noticed(pooler: Pooler) -> None:
+    """Nothing has to be said about it in the URL. Watchers look for themselves: listening would be lost."""
     url = TestWorkerBehindAPooler.url.replace("?statement_cache_size=0", "")
+    before = pooler.lent
+    async with saveslot.open(url, namespace="unsaid") as one, saveslot.open(url, namespace="unsaid") as two:
+        session = await one.create_session("agent", session_id="watched")
+        watching = asyncio.ensure_future(watched(two, 8))
+        await asyncio.gather(*(work(one, f"unsaid-{n}") for n in range(4)))
+        for number in range(8):
+            await one.checkpoint(session, "turn", {"n": number})
+        assert await watching == list(range(2, 10))
+    assert pooler.lent > before
+
+
+async def watched(sessions: SessionManager, many: int) -> list[int]:
+    seqs: list[int] = []
+    async for event in sessions.watch("watched", after="0"):
+        if event.seq > 1:
+            seqs.append(event.seq)
+        if len(seqs) == many:
+            break
+    return seqs
+
+
+async def test_prepared_statements_need_a_pooler_that_knows_them(pooler: Pooler) -> None:
+    """Who asks for them, in the URL or by a pool of their own, and has a simple one is told what to do."""
+    dsn = TestWorkerBehindAPooler.url.partition("?")[0]
 
     async def lose() -> None:
-        async with saveslot.open(url) as sessions:
+        async with saveslot.open(f"{dsn}?statement_cache_size=100") as sessions:
             await work(sessions, "lost")
 
     with pytest.raises(Unavailable, match="statement_cache_size=0"):
         await lose()
+    async with asyncpg.create_pool(dsn, min_size=1, max_size=4) as pool, SessionManager(db_pool=pool) as sessions:
+        with pytest.raises(Unavailable, match="statement_cache_size=0"):
+            await work(sessions, "lost-too")
 
 
 async def test_a_worker_makes_no_tables(server: Postgres) -> None:

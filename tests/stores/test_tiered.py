@@ -514,13 +514,11 @@ async def test_clients_of_the_callers(database: Postgres, client: Client, monkey
 
 
 def test_what_cannot_be_a_hot_tier_says_so(server: Valkey) -> None:
-    """A client that blocks, a time to live of nothing, no database behind it."""
+    """A client that blocks, a time to live of nothing."""
     with valkey.Valkey.from_url(server.url) as blocking, pytest.raises(InvalidInput, match="asyncio"):
         SessionManager(redis_client=blocking, store=MemoryStore())
     with pytest.raises(InvalidInput, match="session_ttl_hours"):
         SessionManager(redis_client=Client(), store=MemoryStore(), session_ttl_hours=0)
-    with pytest.raises(InvalidInput, match="db_pool"):
-        SessionManager(redis_client=Client())
 
 
 async def test_other_processes_appends_wake_a_watcher(

@@ -13,7 +13,7 @@ from saveslot.cli.findings import Finding, Progress, few, problem, warning
 from saveslot.cli.recipes import recipes
 from saveslot.cli.words import many, size, span
 from saveslot.errors import InvalidInput, Unavailable
-from saveslot.stores import shown
+from saveslot.stores import postgres_partitions, shown
 from saveslot.stores.postgres_server import ESCAPED, Connection, migrations, taken_apart
 
 # Nobody tests older ones, and their support ends in November 2026 at the latest.
@@ -56,6 +56,7 @@ async def check(url: str, progress: Progress) -> AsyncGenerator[Finding]:
                 if found.state != "ok":
                     return
             yield await _counts(connection, schema)
+            yield await _partitions(connection, schema)
             yield await _owners(connection, schema)
             if found := await _open_transactions(connection):
                 yield found
@@ -305,6 +306,21 @@ async def _counts(connection: Connection, schema: str) -> Finding:
     )
     told = f"{many(living, 'session')} in {many(namespaces, 'namespace')}, {many(entries, 'entry')}"
     return Finding("content", told + (f", {deleted:,} deleted" if deleted else "") + f", {size(stored)}")
+
+
+async def _partitions(connection: Connection, schema: str) -> Finding:
+    """Not made ahead is not wrong: entries lie in the default one then, which grows."""
+    found = await postgres_partitions.look(connection, schema)
+    told = many(len(found.months), "month")
+    if found.due:
+        told += ", none for " + ", ".join(f"{month:%B %Y}" for month in found.due)
+        who = "" if found.may else f" as {found.owner}, who owns the tables"
+        hint = f"saveslot migrate --apply{who}; or let a keeper run{who}"
+        taken = f"select exists (select from {schema}.checkpoints_default where key >= $1)"  # noqa: S608
+        if await connection.fetchval(taken, postgres_partitions.begins(found.due[0])):
+            hint += "; a month that has begun in the default partition stays there"
+        return warning("partitions", told, hint)
+    return Finding("partitions", f"{told}, made ahead until {found.months[-1][-7:].replace('_', '-')}")
 
 
 async def _owners(connection: Connection, schema: str) -> Finding:

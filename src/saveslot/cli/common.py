@@ -14,7 +14,7 @@ from saveslot.cli.screen import Screen, note
 from saveslot.manager import SessionManager
 from saveslot.opening import located, open as open_sessions
 from saveslot.settings import Setting
-from saveslot.stores import shown, sqlite_path
+from saveslot.stores import VALKEY, shown, sqlite_path
 
 EVERYWHERE = Group("Everywhere", sort_key=99)
 
@@ -61,6 +61,10 @@ class Common:
     @property
     def postgres(self) -> bool:
         return self.url.startswith(("postgresql:", "postgres:"))
+
+    @property
+    def valkey(self) -> bool:
+        return self.url.startswith(tuple(f"{scheme}://" for scheme in VALKEY))
 
     @property
     def place(self) -> str:

@@ -52,11 +52,15 @@ async def doctor(
 def _examined(common: Common, step: Progress) -> AsyncGenerator[Finding]:
     if common.postgres:
         return _postgres().check(common.url, step)
+    if common.valkey:
+        from saveslot.cli import checkup_valkey_store
+
+        return checkup_valkey_store.check(common.url, step)
     from saveslot.cli import checkup
 
     path = common.file
     if path is None:
-        raise InvalidInput("--store", f"doctor looks at SQLite files and PostgreSQL; {common.place} is none")
+        raise InvalidInput("--store", f"doctor looks at SQLite files, PostgreSQL and Valkey; {common.place} is none")
     if not path.exists():
         raise NotFound(f"there is no file {path} ({common.said_by}); nothing was saved there yet")
     return checkup.check(path, common.url, step)
@@ -100,8 +104,8 @@ async def migrate(
     if common.file is None and not common.postgres:
         raise InvalidInput("--store", f"{place} has no tables to migrate")
     if apply:
-        async with common.sessions(create=True):
-            pass  # opening migrates, under a lock
+        async with common.sessions(create=True) as sessions:  # opening migrates, under a lock
+            await sessions.keeper.tend()
     found, known = await _formats(common)
     if screen.json:
         screen.data({"store": place, "format": found, "known": known, "pending": max(0, known - found)})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
 from saveslot.errors import InvalidInput
@@ -71,8 +71,19 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
-async def open_store(url: str) -> Store:
-    """The store that a URL names."""
+@runtime_checkable
+class Tended(Protocol):
+    """What a store has besides if it needs upkeep now and then. A keeper sees to it; nothing is wrong without."""
+
+    async def tend(self) -> None: ...
+
+
+VALKEY = ("valkey", "valkeys", "redis", "rediss", "unix")
+DAY = 24 * 3600.0
+
+
+async def open_store(url: str, ttl: float = DAY) -> Store:
+    """The store that a URL names. `ttl`: seconds that sessions created here live on unused, where the store forgets."""
     scheme, _, rest = url.partition(":")
     if scheme == "memory":
         from saveslot.stores.memory import MemoryStore  # each backend is imported when it is used
@@ -89,7 +100,11 @@ async def open_store(url: str) -> Store:
             raise InvalidInput("url", "PostgreSQL needs a driver: pip install 'saveslot[postgres]'") from None
 
         return await PostgresStore.open(url)
-    known = "memory:, sqlite:///file.db, postgresql://user@host/database"
+    if scheme in VALKEY and rest.startswith("//"):
+        from saveslot.stores.valkey import ValkeyStore
+
+        return await ValkeyStore.open(url, ttl)
+    known = "memory:, sqlite:///file.db, postgresql://user@host/database, valkey://host"
     raise InvalidInput("url", f"{scheme if rest else url!r} names no store that this version knows; use {known}")
 
 

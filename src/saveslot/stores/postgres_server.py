@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 
 from saveslot.errors import InvalidInput, SaveslotError, Unavailable
-from saveslot.stores import shown
+from saveslot.stores import postgres_partitions, shown
 from saveslot.stores.lines import Lines
 
 T = TypeVar("T")
@@ -27,8 +26,8 @@ PATIENCE = 30.0
 # Connections of one process: two lanes of appends, and readers beside them.
 POOL = 10
 SCHEMA = "saveslot"
-# Prepared statements of a connection. A pooler that hands connections on between transactions needs 0, unless it knows
-# of them: `?statement_cache_size=0`.
+# Prepared statements of a connection. Behind a pooler there are none, unless the URL says `statement_cache_size=100`:
+# one that hands connections on between transactions may not know of them.
 CACHE = "100"
 ESCAPED = "in user and password write @ as %40, / as %2F, : as %3A, ? as %3F, # as %23, [ as %5B"
 
@@ -52,8 +51,9 @@ PASSING = (
 class Server:
     """One by its URL, or one that a pool of the caller's reaches: that one is never closed here."""
 
-    def __init__(self, url: str = "", pool: Any = None) -> None:
-        self.schema, self._dsn, self._cache = taken_apart(url)
+    def __init__(self, url: str = "", pool: Any = None, schema: str | None = None) -> None:
+        self.schema, self._dsn, self._cache = taken_apart(url if schema is None else f"?schema={quote(schema)}")
+        self._doubtful = bool(self._cache) and "statement_cache_size=" not in url
         self._shown = shown(url) or "PostgreSQL"
         self._pool = pool
         self._theirs = pool is not None
@@ -123,7 +123,23 @@ class Server:
 
     async def _connected(self) -> Connection:
         connect = cast("Any", asyncpg.connect)
-        return await asyncio.wait_for(connect(self._dsn, statement_cache_size=self._cache), PATIENCE)
+        connection = await asyncio.wait_for(connect(self._dsn, statement_cache_size=self._cache), PATIENCE)
+        if self._doubtful:
+            self._doubtful = False
+            if await _pooled(connection):
+                connection.terminate()
+                self._cache = 0
+                return await self._connected()
+        return connection
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a connection of our own stays with one of the server's: no pooler lends it to others."""
+        return not self._theirs and self._cache > 0
+
+    async def connected(self) -> Connection:
+        """A connection beside the others, for whoever asks; it is theirs to end."""
+        return await self._within(self._connected())
 
     async def _tried(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         wait = 0.02
@@ -181,7 +197,7 @@ class Server:
                 return
         async with connection.transaction():
             # Of eight processes that open an empty database one migrates and seven wait, then find nothing to do.
-            await connection.execute("select pg_advisory_xact_lock($1)", zlib.crc32(f"saveslot {self.schema}".encode()))
+            await connection.execute("select pg_advisory_xact_lock($1)", postgres_partitions.lock(self.schema))
             version = await self._version(connection)
             if version == len(scripts):
                 return
@@ -193,6 +209,8 @@ class Server:
             for script in scripts[version:]:
                 await connection.execute(script)
             await connection.execute(f"update {self.schema}.format set version = $1", len(scripts))  # noqa: S608
+            if not version:  # nothing is there yet that it could disturb
+                await postgres_partitions.make(connection, self.schema)
 
     async def _version(self, connection: Connection) -> int:
         # The catalog itself: `to_regclass` may still remember that there was none, from before the lock was waited for.
@@ -206,6 +224,14 @@ class Server:
             told = f"(format {version}, this one knows {known}); upgrade saveslot"
             raise InvalidInput("url", f"{self._shown} is of a newer Saveslot {told}")
         return version
+
+
+async def _pooled(connection: Connection) -> bool:
+    """Whether somebody stands between us and the server: then another process answers than the one we were told of."""
+    try:
+        return await connection.fetchval("select pg_backend_pid()") != connection.get_server_pid()
+    except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError):
+        return True
 
 
 @cache

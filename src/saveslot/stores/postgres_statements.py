@@ -81,14 +81,17 @@ g as materialized (
 _BURIED = """,
 suspects as materialized (
   select w.worker from {s}.workers w
-  where w.worker in (select s.owner from g join {s}.sessions s on s.key = g.key where g.orphan is not null and g.prev =
-    (select c.append_id from {s}.checkpoints c where c.key = g.key order by c.seq desc limit 1))
+  where w.worker in (select (select s.owner from {s}.sessions s where s.key = g.key) from g
+    where g.orphan is not null and g.prev =
+      (select c.append_id from {s}.checkpoints c where c.key = g.key order by c.seq desc limit 1))
   order by w.worker for update),
 buried as (
   update {s}.workers w set dead = true from suspects, t, (select min(orphan) as patience from g) p
   where w.worker = suspects.worker and (w.dead or w.expires + p.patience <= t.up) returning w.worker),
 allowed as materialized (
-  select g.key from g cross join t join {s}.sessions s on s.key = g.key left join {s}.workers w on w.worker = s.owner
+  select g.key from g cross join t
+  join lateral (select s.owner, s.heartbeat from {s}.sessions s where s.key = g.key limit 1) s on true
+  left join {s}.workers w on w.worker = s.owner
   where (g.orphan is null or s.owner in (select worker from buried))
     and (g.stale is null or t.now - g.stale > greatest(s.heartbeat, coalesce(w.beaten, 0), coalesce(
       (select c.alive from {s}.checkpoints c where c.key = g.key and c.seq = g.before), 0))))"""
@@ -103,7 +106,7 @@ projected as (
 -- An owner that never said that it lives does not.
 unheard as (
   insert into {s}.workers select distinct g.owner, '', 0, 0, true from g join last l on l.key = g.key
-  where g.owner is not null on conflict do nothing)"""
+  where g.owner is not null order by g.owner on conflict do nothing)"""
 
 CHANGING = f"{_GIVEN}{_GROUPS}{_LANDED.replace('{allowed}', '')}{_PROJECTED}{_TOLD}"
 GUARDED = (
@@ -147,22 +150,57 @@ from {{refs}}
 left join {{s}}.workers w on w.worker = s.owner
 join lateral (
   select {HEADER}, {SIZE} as size from {{s}}.checkpoints c where c.key = s.key order by c.seq desc limit 1) h on true"""  # noqa: S608
+# Lateral with a limit: one look into an index for each, whatever the planner thinks of the table's size.
 HEADS_BY_KEY = _HEAD.replace(
-    "{refs}", "unnest($2::text[]) r(key) join {s}.sessions s on s.key = decode(r.key, 'hex') and s.deleted_at is null"
+    "{refs}",
+    """unnest($2::text[]) r(key)
+join lateral (
+  select * from {s}.sessions s where s.key = decode(r.key, 'hex') and s.deleted_at is null limit 1) s on true""",
 )
 HEADS_BY_ID = _HEAD.replace(
     "{refs}",
     """unnest($2::text[], $3::text[]) r(namespace, id)
-join {s}.sessions s on s.namespace = r.namespace and s.id = r.id and s.deleted_at is null""",
+join lateral (
+  select * from {s}.sessions s
+  where s.namespace = r.namespace and s.id = r.id and s.deleted_at is null limit 1) s on true""",
 )
 
+_RANGE = f"""
+select {HEADER}, {{frame}}, {SIZE} from {{s}}.checkpoints
+where key = $1 and seq between {{first}} and {{last}}
+  and ($4::text is null or kind = any($4::text::int2[])) and ($5::text is null or name = $5)
+order by seq desc limit $6"""  # noqa: S608
+# A lateral part with a limit is done once for each range, by the index. A plain join read the whole session.
+_RANGES = f"""
+select c.* from unnest($2::text::int8[], $3::text::int8[]) r(first, last)
+cross join lateral ({_RANGE.replace("{first}", "r.first").replace("{last}", "r.last")}) c
+order by c.seq desc limit $6"""  # noqa: S608
+RANGES, RANGES_HEADERS = _RANGES.replace("{frame}", "frame"), _RANGES.replace("{frame}", "null::bytea")
+_ONE_RANGE = _RANGE.replace("{first}", "$2::int8").replace("{last}", "$3::int8")
+RANGE, RANGE_HEADERS = _ONE_RANGE.replace("{frame}", "frame"), _ONE_RANGE.replace("{frame}", "null::bytea")
+
+# Rows that somebody changes just now are skipped (0 for those): who waits for many rows, holding others, may wait for
+# ever. One alone may be waited for.
+_ALIVE = """s.key = {key} and s.lease is not distinct from {lease} and s.deleted_at is null
+  and s.state in ('active', 'paused')"""
 BEAT = f"""
-with t as materialized (select {NOW} as now, {UP} as up)
-update {{s}}.sessions s set heartbeat = t.now from t,
-  (select decode(key, 'hex') as key, decode(lease, 'hex') as lease from unnest($2::text[], $3::text[]) b(key, lease)) b
-where s.key = b.key and s.lease is not distinct from b.lease and s.deleted_at is null
-  and s.state in ('active', 'paused')
-returning b.key, b.lease, t.now"""  # noqa: S608
+with t as materialized (select {NOW} as now),
+b as materialized (
+  select b.key, b.lease
+  from (
+    select decode(key, 'hex') as key, decode(lease, 'hex') as lease from unnest($2::text[], $3::text[]) b(key, lease)) b
+  cross join lateral (
+    select from {{s}}.sessions s where {_ALIVE.format(key="b.key", lease="b.lease")} limit 1) s),
+free as materialized (
+  select s.key from b cross join lateral (
+    select s.key from {{s}}.sessions s where {_ALIVE.format(key="b.key", lease="b.lease")}
+    limit 1 for no key update skip locked) s),
+beaten as (
+  update {{s}}.sessions s set heartbeat = t.now from t where s.key = any(array(select key from free)) returning s.key)
+select b.key, b.lease, case when b.key in (select key from beaten) then t.now else 0 end from b cross join t"""  # noqa: S608
+BEAT_ONE = f"""
+update {{s}}.sessions s set heartbeat = {NOW}
+where {_ALIVE.format(key="$2::bytea", lease="$3::bytea")} returning heartbeat"""  # noqa: S608
 WORKER_FIRST = f"""
 with t as materialized (select {NOW} as now, {UP} as up)
 insert into {{s}}.workers as w select $2, $3, t.up + $4::int8, t.now, $4::int8 = 0 from t
@@ -173,8 +211,10 @@ with t as materialized (select {NOW} as now, {UP} as up)
 update {{s}}.workers w set expires = t.up + $3::int8, beaten = t.now, dead = ($3::int8 = 0) from t
 where w.worker = $2 and not w.dead returning beaten"""  # noqa: S608
 LEFTOVERS = f"""
-delete from {{s}}.workers w where (w.dead or w.expires + $2::int8 <= {UP})
-  and not exists (select 1 from {{s}}.sessions s where s.owner = w.worker and s.deleted_at is null)"""  # noqa: S608
+delete from {{s}}.workers where worker = any(array(
+  select w.worker from {{s}}.workers w where (w.dead or w.expires + $2::int8 <= {UP})
+    and not exists (select 1 from {{s}}.sessions s where s.owner = w.worker and s.deleted_at is null)
+  for update skip locked))"""  # noqa: S608
 
 # Rows of `sessions` in the order of their keys, as everywhere; one that somebody else purges is left to them. The keys
 # as an array: joined with `gone`, the log was planned as a scan. `coalesce`: the index of the deleted, through which a
@@ -188,8 +228,11 @@ select key, count(*)::int8 from entries group by key"""
 
 EVENTS = """
 select c.tx::text::int8, c.key, c.seq, c.kind, c.name, c.at, s.id, s.namespace
-from {s}.checkpoints c left join {s}.sessions s on s.key = c.key
-where c.tx >= $1::text::xid8 and c.tx < pg_snapshot_xmin(pg_current_snapshot())
-  and (c.tx, c.key, c.seq) > ($1::text::xid8, $2::bytea, $3::int8)
-order by c.tx, c.key, c.seq limit $4"""
+from (
+  select * from {s}.checkpoints c
+  where (c.tx, c.key, c.seq) > ($1::text::xid8, $2::bytea, $3::int8)
+    and c.tx < pg_snapshot_xmin(pg_current_snapshot())
+  order by c.tx, c.key, c.seq limit $4) c
+left join lateral (select s.id, s.namespace from {s}.sessions s where s.key = c.key limit 1) s on true
+order by c.tx, c.key, c.seq"""
 EVENTS_END = "select pg_snapshot_xmin(pg_current_snapshot())::text"

@@ -34,7 +34,7 @@ from saveslot.log import (
     Verdict,
     Worker,
 )
-from saveslot.stores import Store
+from saveslot.stores import Store, Tended
 from saveslot.stores.hot import HotMetrics, HotTier, connect
 from saveslot.stores.joining import Joining
 
@@ -151,6 +151,10 @@ class TieredStore:
         for key, count in zip(keys, counts, strict=True):
             await self._hot.bury(key, range(1, count + 1))  # rows stay until the purge: it removed exactly these
         return counts
+
+    async def tend(self) -> None:
+        if isinstance(self._durable, Tended):
+            await self._durable.tend()
 
     async def close(self) -> None:
         await self._hot.close()

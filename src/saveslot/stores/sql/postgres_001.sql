@@ -20,10 +20,11 @@ create table checkpoints (
   tx        xid8     not null default pg_current_xact_id(),
   primary key (key, seq)
 ) partition by range (key);
-create table checkpoints_default partition of checkpoints default;
+-- Statistics of a nearly empty table spoil the plans that connections keep: none before there is something to count.
+create table checkpoints_default partition of checkpoints default with (autovacuum_analyze_threshold = 5000);
 -- Frames and notes are compressed already.
 alter table checkpoints_default alter column frame set storage external, alter column note set storage external;
-create index checkpoints_by_tx on checkpoints (tx);
+create index checkpoints_by_tx on checkpoints (tx, key, seq);
 
 -- What the log adds up to, one row a session; written in the statement of the entry that changes it, and by heartbeats.
 create table sessions (
@@ -41,17 +42,19 @@ create table sessions (
   labels     jsonb   not null,
   deleted_at bigint,
   body       bytea   not null
-);
--- A deleted id may be created again: only the living ones are unique.
-create unique index sessions_by_id  on sessions (namespace, id) where deleted_at is null;
+) with (autovacuum_analyze_threshold = 5000);
 create index sessions_by_time       on sessions (namespace, created_at, key) where deleted_at is null;
 create index sessions_by_state      on sessions (namespace, state, created_at, key) where deleted_at is null;
 create index sessions_by_agent_type on sessions (namespace, agent_type, created_at, key) where deleted_at is null;
 create index sessions_by_user       on sessions (namespace, user_id, created_at, key) where deleted_at is null;
 create index sessions_by_heartbeat  on sessions (namespace, state, heartbeat, key) where deleted_at is null;
-create index sessions_by_owner      on sessions (owner) where owner is not null and deleted_at is null;
 -- What waits to be purged.
 create index sessions_by_deletion   on sessions (namespace, deleted_at, key) where deleted_at is not null;
+create index sessions_by_owner      on sessions (owner, namespace, created_at, key)
+  where owner is not null and deleted_at is null;
+-- A deleted id may be created again: only the living ones are unique. The last of these indexes: while nothing is known of
+-- the table yet they all look alike, and then the planner takes the newest.
+create unique index sessions_by_id  on sessions (namespace, id) where deleted_at is null;
 
 -- One row a process that holds sessions. No index on `expires`, so that renewing one rewrites nothing else.
 create table workers (

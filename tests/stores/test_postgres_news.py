@@ -1,0 +1,139 @@
+"""Who watches on one machine hears of what is appended on another: soon by NOTIFY, in any case by looking."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from saveslot.stack import Postgres
+from saveslot.stores import postgres, postgres_news
+from saveslot.stores.postgres import PostgresStore
+from saveslot.testing import Pen
+
+LISTENERS = "select pid from pg_stat_activity where query ilike 'listen%' and pid <> pg_backend_pid()"
+NEVER = 3600.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with Postgres(options={"fsync": "off", "autovacuum": "off"}) as server:
+        yield server
+
+
+@pytest_asyncio.fixture
+async def two(server: Postgres) -> AsyncGenerator[tuple[PostgresStore, PostgresStore]]:
+    """Stores of two processes, as far as PostgreSQL can tell."""
+    one, two = await PostgresStore.open(server.url), await PostgresStore.open(server.url)
+    yield one, two
+    await one.close()
+    await two.close()
+
+
+@pytest_asyncio.fixture
+async def connection(server: Postgres) -> AsyncGenerator[Any]:
+    connection = await asyncpg.connect(server.url)
+    yield connection
+    await connection.close()
+
+
+async def listening(connection: Any, but: frozenset[int] = frozenset()) -> int:
+    """The process that listens, once there is one."""
+    while True:
+        for (pid,) in await connection.fetch(LISTENERS):
+            if pid not in but:
+                return pid
+        await asyncio.sleep(0.02)
+
+
+async def begun(store: PostgresStore, name: str) -> Pen:
+    pen = Pen("ns", name)
+    await store.append([first := pen.begin()])
+    pen.saw(first)
+    return pen
+
+
+async def test_a_watcher_is_woken_and_its_listener_replaced(
+    two: tuple[PostgresStore, PostgresStore], connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that never looks by itself hears of each entry; after its connection broke, over a new one."""
+    writer, watcher = two
+    pen = await begun(writer, "woken")
+    _, cursor = await watcher.events("ns", None, pen.key)
+    gone: set[int] = set()
+    monkeypatch.setattr(postgres_news, "PAUSE", 0.01)
+    monkeypatch.setattr(postgres, "QUICK", NEVER)
+    for _ in range(3):
+        watching = asyncio.ensure_future(watcher.events("ns", cursor, pen.key, wait=NEVER))
+        gone.add(pid := await listening(connection, frozenset(gone)))
+        await asyncio.sleep(0.2)  # it has looked, and waits; if not, this proves less, and holds all the same
+        await writer.append([group := pen.group()])
+        pen.saw(group)
+        async with asyncio.timeout(60):
+            [event], cursor = await watching
+        assert event.seq == pen.seq
+        await connection.execute("select pg_terminate_backend($1)", pid)
+
+
+async def test_no_gap_and_no_repeat_while_listeners_die(
+    two: tuple[PostgresStore, PostgresStore], connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four writers on two machines, a watcher whose listener is killed again and again: each entry once, in order."""
+    monkeypatch.setattr(postgres_news, "PAUSE", 0.01)
+    pens = [await begun(two[n % 2], f"steady-{n}") for n in range(4)]
+    _, cursor = await two[1].events("ns", None)
+    each = 60
+
+    async def write(store: PostgresStore, pen: Pen) -> None:
+        for _ in range(each):
+            await store.append([group := pen.group()])
+            pen.saw(group)
+
+    async def kill() -> None:
+        gone: set[int] = set()
+        while True:
+            gone.add(pid := await listening(connection, frozenset(gone)))
+            await connection.execute("select pg_terminate_backend($1)", pid)
+
+    killing = asyncio.ensure_future(kill())
+    writing = asyncio.gather(*(write(two[n % 2], pen) for n, pen in enumerate(pens)))
+    seen: dict[str, list[int]] = {pen.session_id: [] for pen in pens}
+    while sum(map(len, seen.values())) < each * len(pens):
+        found, cursor = await two[1].events("ns", cursor, wait=5, limit=7)
+        for event in found:
+            seen[event.session_id].append(event.seq)
+    await writing
+    killing.cancel()
+    await asyncio.wait([killing])
+    assert seen == {pen.session_id: list(range(2, each + 2)) for pen in pens}
+    assert not (await two[1].events("ns", cursor))[0]
+
+
+async def test_many_appends_are_one_message(server: Postgres, connection: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is told at once, those of the next moment together, what is left when the store is closed."""
+    monkeypatch.setattr(postgres_news, "QUIET", NEVER)
+    heard: list[str] = []
+    more = asyncio.Event()
+
+    def hear(*told: Any) -> None:
+        heard.append(told[-1])
+        more.set()
+
+    await connection.add_listener(postgres_news.channel("saveslot"), hear)
+    store = await PostgresStore.open(server.url)
+    pen = await begun(store, "busy")
+    await more.wait()
+    for _ in range(100):
+        await store.append([group := pen.group()])
+        pen.saw(group)
+    await connection.execute("select 1")
+    assert len(heard) == 1
+    more.clear()
+    await store.close()
+    await more.wait()
+    await connection.execute("select 1")
+    assert len(heard) == 2

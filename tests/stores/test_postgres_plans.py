@@ -1,0 +1,287 @@
+"""Each statement keeps to its index and to the partition that it needs, whatever PostgreSQL knows about the tables.
+
+Twelve partitions of months and the default one; sessions of 5,000 entries among short ones. Nothing is timed: the pages
+that a statement looks at are counted, in the plan for its arguments and in the one for all arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from saveslot.log import Head, Query, Worker
+from saveslot.model import Kind
+from saveslot.stack import Postgres
+from saveslot.stores import postgres_partitions as partitions
+from saveslot.stores.postgres import PostgresStore
+from saveslot.testing import Pen
+from saveslot.testing.pen import SECOND
+
+from .explaining import Explaining
+
+SESSIONS = """
+    insert into {s}.sessions
+      (key, namespace, id, agent_type, user_id, state, created_at, heartbeat, fence, labels, body)
+    select substring(int8send(ms << 16) from 1 for 6) || substring(decode(md5($1 || n), 'hex') from 1 for 10),
+      'ns', $1 || n, 'a' || n % 5, 'u' || n % 50, case when n % 10 = 0 then 'active' else 'completed' end,
+      ms * 1000, ms * 1000, 0, '{{}}', ''
+    from (select n, $3::int8 + n * ($4::int8 - $3::int8) / $2::int as ms from generate_series(1, $2::int) n) n"""
+ENTRIES = """
+    insert into {s}.checkpoints
+      (key, seq, append_id, kind, name, at, alive, fence, data_seq, about_seq, recipe, digest, frame)
+    select key, seq, decode(md5(s.id || seq), 'hex'), 1, 'turn', created_at, created_at, 0, seq, 1, '', '', '\\x01'
+    from {s}.sessions s, generate_series(1, $2::int8) seq where s.id like $1 || '%'"""
+
+
+async def made(connection: Any, url: str, schema: str) -> None:
+    """The three months that are made ahead, and nine before."""
+    await (await PostgresStore.open(f"{url}&schema={schema}")).close()
+    month = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    for _ in range(9):
+        month = (month - timedelta(days=1)).replace(day=1)
+        await partitions.add(connection, schema, month)
+    assert len((await partitions.look(connection, schema)).months) == 12
+
+
+async def filled(connection: Any, schema: str, sort: str, sessions: int, each: int) -> None:
+    """Sessions of the last nine months."""
+    now = round(datetime.now(UTC).timestamp() * 1000)
+    await connection.execute(SESSIONS.format(s=schema), sort, sessions, now - 270 * 86_400_000, now)
+    await connection.execute(ENTRIES.format(s=schema), sort, each)
+
+
+async def analysed(connection: Any, schema: str) -> None:
+    tables = """
+        select oid::regclass::text from pg_class
+        where relnamespace = $1::text::regnamespace and relkind in ('r', 'p')"""
+    for (table,) in await connection.fetch(tables, schema):
+        await connection.execute(f"analyze {table}")
+
+
+async def prepared(url: str) -> None:
+    connection = await asyncpg.connect(url)
+    for schema in ("never", "tiny"):
+        await made(connection, url, schema)
+        if schema == "tiny":
+            await filled(connection, schema, "tiny-", 24, 1)
+            await analysed(connection, schema)
+        await filled(connection, schema, "long-", 3, 5000)
+        await filled(connection, schema, "short-", 20_000, 2)
+    await connection.close()
+
+
+async def prepared_large(url: str) -> None:
+    connection = await asyncpg.connect(url)
+    await made(connection, url, "large")
+    await filled(connection, "large", "long-", 100, 5000)
+    await filled(connection, "large", "short-", 50_000, 10)
+    await analysed(connection, "large")
+    await connection.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    """Nobody analyses but the test."""
+    with Postgres(options={"autovacuum": "off", "fsync": "off", "shared_buffers": "256MB"}) as server:
+        yield server
+
+
+class Looking:
+    def __init__(self, schema: str, explaining: Explaining, empty: set[str]) -> None:
+        self.store = PostgresStore.on(explaining, schema)
+        self._told, self._empty = explaining.told, empty
+
+    @asynccontextmanager
+    async def at_most(self, pages: int, partitions: int = 13) -> AsyncGenerator[None]:
+        """What is asked in the block looks at no more, and reads no table from end to end that has something in it."""
+        self._told.clear()
+        yield
+        assert self._told
+        for told in self._told:
+            where = f"{told.mode}: {told.statement}\n{told.outline}"
+            assert not told.scanned - self._empty - {"workers"}, where
+            assert len(told.partitions) <= partitions, where
+            assert told.buffers <= pages, where
+
+    async def pens(self, keys: list[bytes]) -> list[Pen]:
+        return [pen(head) for head in await self.store.heads(keys) if head is not None]
+
+
+def pen(head: Head) -> Pen:
+    row = head.row
+    return Pen(row.namespace, row.session_id, row.key, head.last.seq, head.last.append_id, row.fence, row.lease)
+
+
+@asynccontextmanager
+async def looking(url: str, schema: str) -> AsyncGenerator[tuple[Looking, bytes, list[bytes]]]:
+    """With the key of a long session, and those of some short ones."""
+    async with asyncpg.create_pool(url, min_size=1, max_size=2) as pool:
+        empty = "select relname from pg_class where relnamespace = $1::text::regnamespace and pg_relation_size(oid) = 0"
+        look = Looking(schema, Explaining(pool), {name for (name,) in await pool.fetch(empty, schema)})
+        keys = f"select key from {schema}.sessions where id like $1 order by id limit 300"  # noqa: S608
+        [(long,)], short = await pool.fetch(keys, "long-2"), await pool.fetch(keys, "short-%7")
+        yield look, long, [key for (key,) in short]
+
+
+async def keeps_to_its_indexes(url: str, schema: str) -> None:
+    async with looking(url, schema) as (look, long, short):
+        await appends(look, long, short)
+        await reads(look, long, short)
+        await finds(look, short)
+        await owners(look, short)
+        await watches(look, short)
+
+
+async def appends(look: Looking, long: bytes, short: list[bytes]) -> None:
+    store = look.store
+    [one] = await look.pens([long])
+    many = await look.pens(short[:256])
+    async with look.at_most(50, partitions=1):
+        await store.append([one.group()])
+    async with look.at_most(256 * 30):
+        await store.append([each.group() for each in many])
+    async with look.at_most(10 * 30):  # each conflicts: the second statement says why
+        await store.append([each.group() for each in many[:10]])
+    [one] = await look.pens([long])
+    async with look.at_most(80, partitions=1):
+        await store.append([one.group(kind=Kind.PAUSED, whole={"state": "paused", "heartbeat": True})])
+    async with look.at_most(100):
+        await store.append([Pen("ns", "new").begin()])
+    async with look.at_most(100, partitions=1):
+        await store.empty(long, [5, 6, 7])
+    [one] = await look.pens(short[299:300])
+    await store.append([one.delete()])
+    async with look.at_most(150, partitions=1):
+        await store.purge(one.key)
+
+
+async def reads(look: Looking, long: bytes, short: list[bytes]) -> None:
+    store = look.store
+    async with look.at_most(16, partitions=1):
+        await store.heads([long])
+    async with look.at_most(16, partitions=1):
+        assert await store.heads([("ns", "long-2")])
+    async with look.at_most(256 * 12):
+        await store.heads(short[:256])
+    async with look.at_most(8, partitions=1):
+        assert len(await store.entries(long, [(4000, 4001)])) == 2
+    async with look.at_most(80, partitions=1):
+        assert len(await store.entries(long, [(1, 1), (4000, 4016), (4500, 4510)])) == 29
+    for wanted in ({"newest": 20}, {"newest": 1, "name": "turn"}, {"newest": 10, "kinds": frozenset({1})}):
+        async with look.at_most(10, partitions=1):
+            assert await store.entries(long, frames=False, **wanted)
+
+
+async def finds(look: Looking, short: list[bytes]) -> None:
+    store = look.store
+    page = await store.find(Query(namespace="ns"), None, 50)
+    after = (page[-1].created_at, page[-1].key)
+    for query in (
+        Query(namespace="ns"),
+        Query(namespace="ns", state="active"),
+        Query(namespace="ns", agent_type="a1"),
+        Query(namespace="ns", user_id="u7"),
+    ):
+        async with look.at_most(200):
+            assert len(await store.find(query, after, 50)) == 50
+    async with look.at_most(200 * 10):
+        assert len(await store.find(Query(namespace="ns", state="active", stale_for=3600 * SECOND), None, 200)) == 200
+    async with look.at_most(100 * 15):
+        await store.beat([(key, None) for key in short[:100]])
+
+
+async def owners(look: Looking, short: list[bytes]) -> None:
+    store = look.store
+    dead, living = Worker(b"d" * 16, "dead", 0, first=True), Worker(b"l" * 16, "living", 60 * SECOND, first=True)
+    await store.beat([], dead)
+    await store.beat([], living)
+    pens = await look.pens(short[256:276])
+    groups = [each.take_over(dead) for each in pens]
+    async with look.at_most(20 * 40):
+        await store.append(groups)
+    for each, group in zip(pens, groups, strict=True):
+        each.saw(group)
+    async with look.at_most(200):
+        assert len(await store.find(Query(namespace="ns", owner=dead.id), None, 20)) == 20
+    # Where nothing is known of the owners every session of the namespace may be looked at, by an index all the same.
+    async with look.at_most(1500):
+        assert len(await store.find(Query(namespace="ns", orphan_for=0), None, 20)) == 20
+    async with look.at_most(20 * 60):
+        verdicts = await store.append([each.take_over(living, orphan=0) for each in pens])
+    assert {verdict.outcome for verdict in verdicts} == {"appended"}
+    pens = await look.pens(short[280:290])
+    async with look.at_most(10 * 60):
+        await store.append(
+            [each.group(kind=Kind.FAILED, whole={"state": "failed", "only_stale": SECOND}) for each in pens]
+        )
+
+
+async def watches(look: Looking, short: list[bytes]) -> None:
+    store = look.store
+    _, cursor = await store.events("ns", None)
+    async with look.at_most(13 * 5):
+        assert not (await store.events("ns", cursor))[0]
+    await store.append([each.group() for each in await look.pens(short[200:230])])
+    async with look.at_most(30 * 12):
+        assert len((await store.events("ns", cursor))[0]) == 30
+    async with look.at_most(100 * 10):
+        assert len((await store.events("ns", "0", limit=100))[0]) == 100
+
+
+@pytest.fixture(scope="module")
+def filled_server(server: Postgres) -> Postgres:
+    asyncio.run(prepared(server.url))
+    return server
+
+
+@pytest.mark.parametrize("schema", ["never", "tiny"])
+async def test_without_good_statistics(filled_server: Postgres, schema: str) -> None:
+    """Of tables that nobody analysed, or that were analysed when there were 24 sessions."""
+    await keeps_to_its_indexes(filled_server.url, schema)
+
+
+@pytest.mark.faults  # it takes its time to be filled
+async def test_a_million_entries(server: Postgres) -> None:
+    """Of tables that are large, and known to be."""
+    await prepared_large(server.url)
+    await keeps_to_its_indexes(server.url, "large")
+
+
+async def test_plans_made_for_a_tiny_table_are_not_kept(server: Postgres) -> None:
+    """A process that begins with an empty, analysed database does not read all of it for each append later on."""
+    connection = await asyncpg.connect(server.url)
+    store = await PostgresStore.open(f"{server.url}&schema=growing")
+    one = Pen("ns", "one")
+    await store.append([first := one.begin()])
+    one.saw(first)
+    await analysed(connection, "growing")
+
+    async def save() -> None:
+        for _ in range(100):
+            await store.append([group := one.group()])
+            one.saw(group)
+            await store.heads([one.key])
+
+    await save()
+    await store.append([Pen("ns", f"s{n}").begin() for n in range(3000)])
+    await save()
+    await store.close()
+    read = "select sum(seq_tup_read)::int8 from pg_stat_user_tables where schemaname = 'growing'"
+    assert await settled(connection, read) < 3000 * 20
+    await connection.close()
+
+
+async def settled(connection: Any, question: str) -> int:
+    """The answer once it is no longer changing: statistics are told by each process when it ends."""
+    found = before = -1
+    while found != before or found < 0:
+        before = found
+        await asyncio.sleep(0.5)
+        found = await connection.fetchval(question)
+    return found
