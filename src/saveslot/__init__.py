@@ -25,6 +25,7 @@ from saveslot.errors import (
 if TYPE_CHECKING:
     from saveslot import blocking as blocking
     from saveslot.checkpoints import CheckpointManager
+    from saveslot.garbage import Garbage
     from saveslot.glance import LogLine
     from saveslot.held import Held
     from saveslot.lifecycle import SessionState
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from saveslot.model import AgentSession, Checkpoint, Owner, SessionCheckpoint
     from saveslot.opening import open  # noqa: A004  (saveslot.open reads well)
     from saveslot.reading import Page
+    from saveslot.retention import Retention
     from saveslot.steps import Step
+    from saveslot.thinning import Thinned
 
 __version__ = "0.1.0"
 
@@ -45,6 +48,7 @@ __all__ = [
     "Conflict",
     "Corrupt",
     "Event",
+    "Garbage",
     "Held",
     "HistoryLost",
     "InvalidInput",
@@ -55,6 +59,7 @@ __all__ = [
     "NotFound",
     "Owner",
     "Page",
+    "Retention",
     "SaveslotError",
     "SessionCheckpoint",
     "SessionManager",
@@ -62,6 +67,7 @@ __all__ = [
     "Step",
     "StepFailed",
     "StepUnknown",
+    "Thinned",
     "TooLarge",
     "Unavailable",
     "open",
@@ -75,14 +81,17 @@ _HOMES = {
     "Checkpoint": "model",
     "CheckpointManager": "checkpoints",
     "Event": "log",
+    "Garbage": "garbage",
     "Held": "held",
     "LogLine": "glance",
     "Owner": "model",
     "Page": "reading",
+    "Retention": "retention",
     "SessionCheckpoint": "model",
     "SessionManager": "manager",
     "SessionState": "lifecycle",
     "Step": "steps",
+    "Thinned": "thinning",
     "open": "opening",
 }
 

@@ -198,6 +198,10 @@ class Keeper:
         limit: int = 4,
         released: bool = False,
         stale_after: timedelta | None = None,
+        thin: bool = True,
+        gc: bool = False,
+        gc_after: timedelta | None = None,
+        tidy_every: float = keeper.TIDY,
     ) -> None:
         """As `saveslot`'s: go on in the background until `stop` or the manager's `close`."""
 
@@ -212,6 +216,10 @@ class Keeper:
                 limit=limit,
                 released=released,
                 stale_after=stale_after,
+                thin=thin,
+                gc=gc,
+                gc_after=gc_after,
+                tidy_every=tidy_every,
             )
         )
 
@@ -297,6 +305,12 @@ class SessionManager:
     delete_session = lifted(Manager.delete_session)
     cleanup_stale_sessions = lifted(Manager.cleanup_stale_sessions)
     checkpoint = lifted(Manager.checkpoint)
+    thin = lifted(Manager.thin)
+    thin_all = lifted(Manager.thin_all)
+    pin = lifted(Manager.pin)
+    unpin = lifted(Manager.unpin)
+    pins = lifted(Manager.pins)
+    gc = lifted(Manager.gc)
     rollback = lifted(Manager.rollback)
     fork = lifted(Manager.fork)
     import_session = lifted(Manager.import_session)

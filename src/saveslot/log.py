@@ -69,6 +69,9 @@ class Row(msgspec.Struct):
     owner: bytes | None = None  # the worker that holds it
     worker: str = ""  # that one's name; read only
     left: int = 0  # microseconds until others may take the session from it, 0 when they may; read only
+    now: int = 0  # the store's clock when this was read; read only
+    deleted_at: int = 0  # read only
+    weight: int = 0  # bytes of its frames and notes; read only, and only where ended or deleted ones were asked for
 
 
 class Worker(msgspec.Struct):
@@ -123,7 +126,7 @@ class Verdict(msgspec.Struct):
 
 
 class Query(msgspec.Struct, kw_only=True):
-    """Which sessions. Deleted ones are never among them."""
+    """Which sessions. Deleted ones are among them only where they are asked for, and then alone."""
 
     namespace: str
     agent_type: str | None = None
@@ -138,6 +141,8 @@ class Query(msgspec.Struct, kw_only=True):
     orphan_for: int | None = None  # held by a worker whose time ran out so many microseconds ago
     owner: bytes | None = None  # held by this worker
     unowned: bool = False  # held by nobody
+    ended_for: int | None = None  # completed or failed so many microseconds ago; pages run by (heartbeat, key)
+    deleted_for: int | None = None  # deleted so many microseconds ago; pages run by (deleted_at, key)
 
 
 # An entry without what it holds: its session's key, seq, kind, name, time and size as stored.
@@ -178,7 +183,16 @@ class Event(msgspec.Struct, frozen=True):
 
 Ref = bytes | tuple[str, str]  # a session by key, or by namespace and id
 Sign = tuple[bytes, bytes | None]  # of life: a session by key, and the lease that it is held under
-Place = tuple[int, bytes]  # where a page ended: (created_at or heartbeat, key)
+Place = tuple[int, bytes]  # where a page ended: (created_at, heartbeat or deleted_at, key)
+
+
+def order(query: Query) -> tuple[str, bool]:
+    """What the pages of a query run by, beside the key, and whether the newest comes first."""
+    if query.deleted_for is not None:
+        return "deleted_at", False
+    if query.stale_for is not None or query.ended_for is not None:
+        return "heartbeat", False
+    return "created_at", True
 
 
 def feed_number(cursor: str) -> int:

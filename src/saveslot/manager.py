@@ -11,11 +11,11 @@ from weakref import WeakValueDictionary
 
 from saveslot import codec, transfer
 from saveslot.errors import AlreadyExists, Conflict, Corrupt, InvalidInput, InvalidTransition, NotFound
-from saveslot.holding import SessionHolder
-from saveslot.keeper import Keeper
+from saveslot.garbage import SessionCollector
+from saveslot.keeper import Chores, Keeper
 from saveslot.lifecycle import FAILED, SessionState, follow
 from saveslot.log import Entry, Group, Head, Outcome, Place, Query, Row, Verdict, micros, moment
-from saveslot.lookup import unknown
+from saveslot.lookup import Overtaken, unknown, with_a_fresh_head
 from saveslot.model import (
     DATA_KINDS,
     SHOWN_KINDS,
@@ -35,10 +35,11 @@ from saveslot.model import (
     now,
 )
 from saveslot.recent import MAX_AGE, Level
+from saveslot.retention import DEFAULT, OWN, Retention, Rules
 from saveslot.saving import Save, drafted
 from saveslot.settling import settled
 from saveslot.slot import ABOUT, Draft, Point, Slot, beginning, creation, refusal
-from saveslot.slots import Doubts, Slots
+from saveslot.slots import Doubts
 from saveslot.stores import Store
 from saveslot.stores.memory import MemoryStore
 from saveslot.stores.metered import metered
@@ -50,7 +51,7 @@ OWNERS_ALONE = DATA_KINDS | {Kind.COMPLETED}
 SWEEP_BATCH = 200
 
 
-class SessionManager(SessionHolder):
+class SessionManager(SessionCollector):
     """Sessions and their checkpoints in one namespace of one store. In memory, unless it is given a store.
 
     `db_pool` is an asyncpg pool of the caller's, `schema` the PostgreSQL schema with the tables; `redis_client`, an
@@ -70,6 +71,7 @@ class SessionManager(SessionHolder):
         worker_beat: float = 5.0,
         worker_ttl: float = 20.0,
         max_block: float = 300.0,
+        retention: Rules = DEFAULT,
     ) -> None:
         if db_pool is not None:
             from saveslot.stores.postgres import PostgresStore  # imported when it is used
@@ -91,10 +93,11 @@ class SessionManager(SessionHolder):
             worker_beat=worker_beat,
             worker_ttl=worker_ttl,
             max_block=max_block,
+            retention=retention,
         )
         self.session_ttl_hours = session_ttl_hours
-        self.keeper = Keeper(self, self.cleanup_stale_sessions, worker_beat, self._store)
-        self._slots = Slots()
+        chores = Chores(self.cleanup_stale_sessions, self.thin_all, self._collect)
+        self.keeper = Keeper(self, chores, worker_beat, self._store)
         self._births = Doubts()
         self._deaths = Doubts()
         self._deleting = WeakValueDictionary[str, asyncio.Lock]()
@@ -142,14 +145,19 @@ class SessionManager(SessionHolder):
         *,
         labels: dict[str, str] | None = None,
         session_id: str | None = None,
+        retention: Retention | None = None,
     ) -> AgentSession:
-        """A new session, active, with its first entry. `AlreadyExists` when the id is taken in this namespace."""
+        """A new session, active, with its first entry. `AlreadyExists` when the id is taken in this namespace.
+
+        `retention` is its own rule, kept with it; None: that of its agent type or of the manager.
+        """
+        own: Data = {} if retention is None else {OWN: retention.to_dict()}
         session = AgentSession(
             session_id=fresh_id() if session_id is None else session_id,
             agent_type=agent_type,
             user_id=user_id,
             context=as_data(context, "context"),
-            metadata=as_data(metadata, "metadata"),
+            metadata=as_data(metadata, "metadata") | own,
             labels=as_labels(labels),
         )
         return await self._create(session, self._born(session))
@@ -191,6 +199,7 @@ class SessionManager(SessionHolder):
         return session
 
     @settled
+    @with_a_fresh_head
     async def update_session(self, session: AgentSession) -> AgentSession:
         """Append what was staged and what changed in context, metadata and labels, in one durable step."""
         slot = await self._slot(session.session_id)
@@ -369,6 +378,7 @@ class SessionManager(SessionHolder):
             return await self._checkpoint(value, session_id, save)
         return await self._settled_checkpoint(value, session_id, save)
 
+    @with_a_fresh_head
     async def _checkpoint(self, session: AgentSession | None, session_id: str, save: Save) -> Checkpoint:
         slot = self._slots.known(session_id) or await self._slot(session_id)
         async with slot.lock:
@@ -390,6 +400,7 @@ class SessionManager(SessionHolder):
     _settled_checkpoint = settled(_checkpoint)
 
     @settled
+    @with_a_fresh_head
     async def rollback(self, id: AgentSession | str, to: str | int) -> Checkpoint:
         """Go back to what an older entry held, by a new entry: nothing is lost, and the way forward stays open.
 
@@ -475,10 +486,13 @@ class SessionManager(SessionHolder):
         try:
             return await slot.append(draft)
         except Conflict as exc:
-            if any(entry.kind in OWNERS_ALONE for entry in draft.group.entries):
-                head = await self._lookup.head(slot.session_id)
-                if head is not None and head.row.lease is not None:
-                    raise await self._lookup.held(head) from exc
+            head = await self._lookup.head(slot.session_id)
+            seen, prev = draft.group.entries[0].seq - 1, draft.group.prev
+            if head is not None and prev is not None and await self._lookup.overtaken(head, seen, prev):
+                raise Overtaken from exc
+            owners = any(entry.kind in OWNERS_ALONE for entry in draft.group.entries)
+            if owners and head is not None and head.row.lease is not None:
+                raise await self._lookup.held(head) from exc
             raise
         finally:
             if slot.refused:
@@ -521,8 +535,10 @@ class SessionManager(SessionHolder):
                 self._slots.renew(slot, head)
                 raise unknown(session.session_id, self.namespace)
             if head.last.append_id != seen.append_id:
-                self._slots.renew(slot, head)
-                raise refusal(session.session_id, Verdict(Outcome.CONFLICT, head=head.last), seen.seq)
+                if not await self._lookup.overtaken(head, seen.seq, seen.append_id):
+                    self._slots.renew(slot, head)
+                    raise refusal(session.session_id, Verdict(Outcome.CONFLICT, head=head.last), seen.seq)
+                seen.seq, seen.append_id = head.last.seq, head.last.append_id
             slot.meet(head)
         return seen
 

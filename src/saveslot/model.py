@@ -223,6 +223,9 @@ class Kind(IntEnum):
     STEP_STARTED = 16
     STEP_FINISHED = 17
     STEP_FAILED = 18
+    MARKED = 19  # hides checkpoints that retention drops: its note names them, its frame is there until theirs are gone
+    PINNED = 20  # retention leaves the checkpoint alone that its note names …
+    UNPINNED = 21  # … until here
 
     @property
     def label(self) -> str:
@@ -232,13 +235,16 @@ class Kind(IntEnum):
 
 # What carries the agent's data, what hides some of that, and what a history shows unless it is asked for everything.
 DATA_KINDS = frozenset({Kind.CHECKPOINT, Kind.ROLLBACK, Kind.THINNED})
-HIDING_KINDS = frozenset({Kind.CLEARED, Kind.THINNED})
+HIDING_KINDS = frozenset({Kind.CLEARED, Kind.THINNED, Kind.MARKED})
 TAKING_KINDS = frozenset({Kind.TAKEN, Kind.CLAIMED})
 OWNER_KINDS = TAKING_KINDS | {Kind.RELEASED}
 STEP_KINDS = frozenset({Kind.STEP_STARTED, Kind.STEP_FINISHED, Kind.STEP_FAILED})
-SHOWN_KINDS = frozenset(Kind) - {Kind.UPDATED, Kind.TOMBSTONE, Kind.CLEARED, Kind.SKIPPED} - OWNER_KINDS - STEP_KINDS
+# What is said about keeping: nobody's work builds on it.
+KEEPING_KINDS = frozenset({Kind.MARKED, Kind.PINNED, Kind.UNPINNED})
+UNSHOWN_KINDS = OWNER_KINDS | STEP_KINDS | KEEPING_KINDS
+SHOWN_KINDS = frozenset(Kind) - {Kind.UPDATED, Kind.TOMBSTONE, Kind.CLEARED, Kind.SKIPPED} - UNSHOWN_KINDS
 # What leaves the session's row as it is: one row written, not two.
-PLAIN_KINDS = STEP_KINDS | {Kind.CHECKPOINT}
+PLAIN_KINDS = STEP_KINDS | KEEPING_KINDS | {Kind.CHECKPOINT}
 
 VERBS = {
     Kind.CHECKPOINT: "checkpoint",

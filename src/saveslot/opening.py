@@ -11,6 +11,7 @@ from typing import Any
 from saveslot import codec, settings
 from saveslot.errors import InvalidInput
 from saveslot.manager import SessionManager
+from saveslot.retention import DEFAULT, Rules
 from saveslot.settings import Setting
 from saveslot.stores import open_store
 
@@ -37,6 +38,7 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
         worker_beat: float = 5.0,
         worker_ttl: float = 20.0,
         max_block: float = 300.0,
+        retention: Rules = DEFAULT,
     ) -> None:
         told = located(url, hot, namespace)
         self._url = told["url"].value
@@ -50,6 +52,7 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
             "worker_beat": worker_beat,
             "worker_ttl": worker_ttl,
             "max_block": max_block,
+            "retention": retention,
         }
         self._manager: SessionManager | None = None
 

@@ -12,7 +12,7 @@ from saveslot import analysis, difference, glance, refs, transfer
 from saveslot.errors import Corrupt, InvalidInput
 from saveslot.lifecycle import SessionState
 from saveslot.log import Counts, Entry, Event, Head, Query, Sample, micros
-from saveslot.lookup import Lookup
+from saveslot.lookup import Lookup, Overtaken, with_a_fresh_head
 from saveslot.model import (
     DATA_KINDS,
     SHOWN_KINDS,
@@ -26,8 +26,9 @@ from saveslot.model import (
     as_time,
 )
 from saveslot.recent import MAX_AGE, Level, Recent
+from saveslot.slot import ABOUT_KINDS
 from saveslot.stores import Store
-from saveslot.timeline import merged, needed, note_of
+from saveslot.timeline import merged, note_of
 
 C = TypeVar("C", bound=SessionCheckpoint)
 
@@ -58,6 +59,7 @@ class SessionReader:
         self._lookup = Lookup(store, namespace)
         self._recent = Recent(store)
 
+    @with_a_fresh_head
     async def get_session(
         self,
         id: str,
@@ -192,6 +194,7 @@ class SessionReader:
             },
         }
 
+    @with_a_fresh_head
     async def history(
         self,
         id: str,
@@ -218,7 +221,8 @@ class SessionReader:
             entries = await self._lookup.shown(head, SHOWN_KINDS, name=name, newest=newest)
         chosen = [entry for entry in entries if first < entry.at <= last]
         chosen = chosen if limit is None else chosen[max(0, len(chosen) - limit) :]
-        timeline = await self._lookup.timeline(head, needed(chosen))
+        thinned = await self._lookup.hidden(head) if all else frozenset[int]()
+        timeline = await self._lookup.timeline(head, chosen, thinned=thinned)
         return [timeline.checkpoint(entry, Checkpoint) for entry in chosen]
 
     async def walk(self, id: str) -> AsyncIterator[Checkpoint]:
@@ -227,7 +231,14 @@ class SessionReader:
         entries = await self._lookup.shown(head, SHOWN_KINDS)
         for start in range(0, len(entries), STRIDE):
             part = entries[start : start + STRIDE]
-            timeline = await self._lookup.timeline(head, needed(part))
+            while True:
+                try:
+                    timeline = await self._lookup.timeline(head, part)
+                    break
+                except Overtaken:  # those that were thinned meanwhile are left out
+                    head = await self._lookup.existing(id)
+                    gone = await self._lookup.hidden(head)
+                    part = [entry for entry in part if entry.seq not in gone]
             for entry in part:
                 yield timeline.checkpoint(entry, Checkpoint)
 
@@ -242,6 +253,7 @@ class SessionReader:
             return {}
         return (await self._lookup.state_at(id, ref)).value()
 
+    @with_a_fresh_head
     async def log(self, id: str, *, limit: int | None = None, all: bool = False) -> list[glance.LogLine]:
         """Its history without the states: kind, size and in a few words what changed, oldest first.
 
@@ -257,20 +269,22 @@ class SessionReader:
         before: list[Entry] = []
         if entries and entries[0].seq > 1:
             before = await self._lookup.shown(head, DATA_KINDS, within=(1, entries[0].seq - 1), newest=1)
-        timeline = await self._lookup.timeline(head, needed(e for e in before + entries if e.kind in DATA_KINDS))
-        return list(glance.lines(head.row.session_id, entries, timeline, before[0] if before else None))
+        thinned = await self._lookup.hidden(head) if all else frozenset[int]()
+        timeline = await self._lookup.timeline(head, before + entries, thinned=thinned)
+        return list(glance.lines(head.row.session_id, entries, timeline, before[0] if before else None, thinned))
 
     async def diff(self, id: str, a: str | int, b: str | int) -> list[Data]:
         """The RFC 6902 patch from the agent's data at `a` to that at `b`; either may be another session's by its id."""
         before, after = await self._lookup.state_at(id, a), await self._lookup.state_at(id, b)
         return difference.diff_texts(before.texts, after.texts, tagged=before.tagged or after.tagged)
 
+    @with_a_fresh_head
     async def summary(self, id: str) -> Data:
         """How many checkpoints, under which names, the first and the last, and how long it took."""
         head = await self._lookup.existing(id)
         entries = await self._lookup.shown(head, SHOWN_KINDS)
         ends = entries[:1] + entries[-1:]
-        timeline = await self._lookup.timeline(head, needed(ends))
+        timeline = await self._lookup.timeline(head, ends)
         told = [timeline.checkpoint(entry, Checkpoint).to_dict() for entry in ends] or [None, None]
         names: dict[str, int] = {}
         for entry in entries:
@@ -296,18 +310,25 @@ class SessionReader:
         head = await self._lookup.existing(id)
         session = self._lookup.session(head)
         key, last = head.row.key, head.last.seq
+        thinned = await self._lookup.hidden(head)
         yield transfer.opening(session)
         writer = transfer.Exporter(session.session_id)
         for first in range(1, last + 1, STRIDE):
             entries = await self._store.entries(key, [(first, min(last, first + STRIDE - 1))], frames=False)
-            timeline = await self._lookup.timeline(head, needed(e for e in entries if e.kind in DATA_KINDS))
-            others = needed(e for e in entries if e.kind not in DATA_KINDS)
-            abouts = await self._lookup.timeline(head, others, data=False)
+            while True:
+                try:
+                    timeline = await self._lookup.timeline(head, (e for e in entries if e.seq not in thinned))
+                    break
+                except Overtaken:
+                    head = await self._lookup.existing(id)
+                    thinned = await self._lookup.hidden(head)
+            abouts = await self._lookup.timeline(head, entries, ABOUT_KINDS)
             steps = merged((e.seq, e.seq) for e in entries if e.kind is Kind.STEP_FINISHED)
             results = {e.seq: e.frame for e in await self._store.entries(key, steps)} if steps else {}
             for entry in entries:
                 entry.frame = results.get(entry.seq)
-                yield writer.line(entry, timeline if entry.kind in DATA_KINDS else abouts)
+                gone = entry.seq in thinned
+                yield writer.line(entry, None if gone else timeline if entry.kind in DATA_KINDS else abouts)
                 await asyncio.sleep(0)  # a long export must not keep others from running
         yield transfer.CLOSING
 
@@ -343,9 +364,8 @@ class SessionReader:
             chosen = 0
         else:
             chosen = max(0, len(entries) - history)
-        wanted = (entry for entry in entries[chosen:] if entry.kind in DATA_KINDS)
         since = entries[chosen].seq if chosen < len(entries) else head.last.seq + 1
-        timeline = await self._lookup.timeline(head, needed(wanted), since=since)
+        timeline = await self._lookup.timeline(head, entries[chosen:], since=since)
         return [timeline.checkpoint(entry, SessionCheckpoint) for entry in entries]
 
     def _query(

@@ -24,7 +24,8 @@ class Slots:
         return len(self._slots)
 
     def get(self, session_id: str) -> Slot | None:
-        return self._slots.get(session_id)
+        slot = self._slots.get(session_id)
+        return None if slot is not None and slot.refused else slot
 
     def known(self, session_id: str) -> Slot | None:
         """The same, for a write."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import saveslot
 from saveslot import SessionManager, Unavailable
 from saveslot.log import Group, Outcome, Verdict
+from saveslot.metrics import Counters
 from saveslot.stack import Postgres, Valkey
 from saveslot.stores import postgres_server
 from saveslot.stores.batches import LANES, Batches
@@ -242,7 +244,7 @@ async def test_who_waited_behind_an_outage_is_told_of_it() -> None:
         raise Unavailable("away")
 
     groups: list[Group] = [Pen("n", f"s{n}").begin() for n in range(2000)]
-    batches, joining = Batches(away), Joining(away)
+    batches, joining = Batches(away, Counters()), Joining(away, Counters())
     landing: list[Awaitable[list[Verdict]]] = [batches.append([group]) for group in groups]
     looking = [joining.heads([group.key]) for group in groups]
     waiting = asyncio.gather(*landing, *looking, return_exceptions=True)
@@ -268,7 +270,13 @@ async def test_valkey_behind_a_way_that_fails(tmp_path) -> None:
                 fault()
                 for _ in range(3):
                     number += 1
-                    await sessions.checkpoint(session, "turn", {"number": number})
+                    state = {"number": number, "text": os.urandom(4000).hex()}  # too much to come with its row
+                    await sessions.checkpoint(session, "turn", state)
                     [last] = await sessions.history(session.session_id, limit=1)
-                    assert last.data == {"number": number}
-        assert way.accepted
+                    assert last.data == state
+
+            async def used() -> bool:
+                await sessions.history(session.session_id, limit=1)
+                return bool(way.accepted)
+
+            await until(used)

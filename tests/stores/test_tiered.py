@@ -262,7 +262,7 @@ async def test_what_was_purged_stays_away(store: Bounded, client: Client) -> Non
     before = await values(client)
     group = pen.delete()
     await store.append([group])
-    assert await store.purge(pen.key) == 6
+    assert await store.purge([pen.key]) == [6]
     assert set((await values(client)).values()) == {b""}
     await client.mset(before)
     assert await store.entries(pen.key) == []
@@ -710,7 +710,7 @@ class Agents:
                 self.turns += 1
                 group = pen.group(1 + self.turns % 3)
             await self.one.append([pen.delete()])
-            await self.one.purge(pen.key)
+            await self.one.purge([pen.key])
             for store in (self.two, self.one):
                 assert await store.heads([pen.key]) == [None]
                 assert await store.entries(pen.key) == []

@@ -59,6 +59,15 @@ COMMANDS = {
             "rm": "Delete sessions; their logs stay as an audit trail.",
         },
     ),
+    "Keep and forget": (
+        "forgetting",
+        {
+            "pin": "Keep a checkpoint, whatever retention says.",
+            "unpin": "Leave a checkpoint to retention again.",
+            "thin": "Drop the checkpoints of a session that its rule, or this one, does not keep.",
+            "gc": "Remove sessions that ended long ago, and deleted ones.",
+        },
+    ),
     "Carry": (
         "moving",
         {
@@ -66,7 +75,10 @@ COMMANDS = {
             "import": "Store exported sessions, each whole or not at all; prints their ids.",
         },
     ),
-    "In the background": ("keeping", {"keeper": "Fail what gives no sign of life; start a command for each orphan."}),
+    "In the background": (
+        "keeping",
+        {"keeper": "Fail what gives no sign of life, thin and remove, start a command for each orphan."},
+    ),
     "Look after": (
         "tending",
         {

@@ -41,7 +41,7 @@ class Store(Protocol):
         ...
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
-        """A page of sessions, newest first (by staleness: longest silent first), behind `after`."""
+        """A page of sessions, newest first (stale, ended and deleted ones: oldest first), behind `after`."""
         ...
 
     async def count(self, query: Query, sample: int = 0) -> Counts:
@@ -73,8 +73,8 @@ class Store(Protocol):
         """Drop the frames of these entries. Their rows stay, so that seq-1 always exists; the number emptied."""
         ...
 
-    async def purge(self, key: bytes) -> int:
-        """Remove a deleted session, rows and all; the number of entries. A live one is left alone."""
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+        """Remove deleted sessions, rows and all; the number of entries of each. A live one is left alone: 0."""
         ...
 
     async def close(self) -> None: ...

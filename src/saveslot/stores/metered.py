@@ -137,9 +137,9 @@ class MeteredStore:
         with Timed(self._others["empty"]):
             return await self._store.empty(key, seqs)
 
-    async def purge(self, key: bytes) -> int:
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
         with Timed(self._others["purge"]):
-            return await self._store.purge(key)
+            return await self._store.purge(keys)
 
     async def tend(self) -> None:
         if isinstance(self._store, Tended):

@@ -34,11 +34,13 @@ from saveslot.log import (
     Worker,
     judged,
     moment,
+    order,
 )
 from saveslot.model import PLAIN_KINDS, Kind
 from saveslot.stores import postgres_partitions, postgres_statements as sql
 from saveslot.stores.batches import Batches
 from saveslot.stores.joining import Joining
+from saveslot.stores.postgres_dropping import drop_empty
 from saveslot.stores.postgres_news import News
 from saveslot.stores.postgres_server import SCHEMA, Connection, Server
 
@@ -86,9 +88,10 @@ class PostgresStore:
         return cls(Server(pool=pool, schema=schema))
 
     async def tend(self) -> None:
-        """Make partitions ahead, if that is for us to do."""
+        """Make partitions ahead, and drop empty ones of months gone by, if that is for us to do."""
         self._check_open()
         await self._server.run(lambda connection: postgres_partitions.make(connection, self._server.schema))
+        await self._server.run(lambda connection: drop_empty(connection, self._server.schema))
 
     def _sql(self, statement: str) -> str:
         """Under another text, and so planned anew, whenever this process has doubled what it wrote.
@@ -225,11 +228,9 @@ class PostgresStore:
         )
         return len(await self._fetch(emptied, key, _array(seqs)))
 
-    async def purge(self, key: bytes) -> int:
-        purged = """
-            with gone as (delete from {s}.sessions where key = $1 and deleted_at is not null returning key)
-            delete from {s}.checkpoints c using gone where c.key = gone.key returning 1"""
-        return len(await self._fetch(purged, key))
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+        purged = dict(await self._fetch(sql.PURGE, list(keys)))
+        return [purged.pop(key, 0) for key in keys]
 
     # Reading
 
@@ -277,17 +278,22 @@ class PostgresStore:
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         where, values = _where(query)
-        stale = query.stale_for is not None
-        column, order, compare = ("heartbeat", "asc", ">") if stale else ("created_at", "desc", "<")
+        column, newest_first = order(query)
+        way, compare = ("desc", "<") if newest_first else ("asc", ">")
         if after is not None:
             where += f" and (s.{column}, s.key) {compare} (${len(values) + 2}, ${len(values) + 3})"
             values += after
-        page = f"order by s.{column} {order}, s.key {order} limit ${len(values) + 2}"
+        page = f"order by s.{column} {way}, s.key {way} limit ${len(values) + 2}"
         found = f"{sql.ROW} from {sql.OWNED} where {where} {page}"
         if query.text is not None:  # the index alone tells which; only those are read
             keys = f"(select s.key from {sql.OWNED} where {where} {page})"  # noqa: S608
             found = f"{sql.ROW} from {sql.OWNED} join {keys} k on k.key = s.key {page}"
-        return [_row(row) for row in await self._fetch(found, self._times(), *values, limit)]
+        rows = [_row(row) for row in await self._fetch(found, self._times(), *values, limit)]
+        if query.ended_for is not None or query.deleted_for is not None:
+            weights = dict(await self._fetch(sql.WEIGHTS, [row.key for row in rows]))
+            for row in rows:
+                row.weight = weights.get(row.key, 0)
+        return rows
 
     async def count(self, query: Query, sample: int = 0) -> Counts:
         where, values = _where(query)
@@ -454,14 +460,14 @@ def _entry(row: Sequence[Any]) -> Entry:
 
 
 def _row(row: Sequence[Any]) -> Row:
-    *columns, labels, owner, worker, left = row
+    *columns, labels, owner, worker, left, now, deleted_at = row
     told = msgspec.json.decode(labels, type=dict[str, str])
-    return Row(*columns, labels=told, owner=owner, worker=worker, left=left)
+    return Row(*columns, labels=told, owner=owner, worker=worker, left=left, now=now, deleted_at=deleted_at)
 
 
 def _head(row: Any) -> Head:
     columns = tuple(row)
-    return Head(_row(columns[:15]), _entry(columns[15:]))
+    return Head(_row(columns[:17]), _entry(columns[17:]))
 
 
 def _cursor(place: tuple[int, bytes, int]) -> str:
@@ -483,12 +489,16 @@ _WILD = re.compile(r"[%_]")
 
 def _where(query: Query) -> tuple[str, list[Any]]:
     """$1 is the clock."""
-    parts, values = list[str](["s.namespace = $2", "s.deleted_at is null"]), list[Any]([query.namespace])
+    parts, values = list[str](["s.namespace = $2"]), list[Any]([query.namespace])
 
     def add(part: str, value: Any) -> None:
         values.append(value)
         parts.append(part.replace("?", f"${len(values) + 1}"))
 
+    if query.deleted_for is None:
+        parts.append("s.deleted_at is null")
+    else:
+        add(f"s.deleted_at is not null and s.deleted_at <= (select {sql.NOW}) - ?::int8", query.deleted_for)
     if query.agent_type is not None:
         add("s.agent_type = ?", query.agent_type)
     if query.user_id is not None:
@@ -517,6 +527,16 @@ def _where(query: Query) -> tuple[str, list[Any]]:
         alive = """greatest(s.heartbeat, (select w.beaten from {s}.workers w where w.worker = s.owner), (
             select c.alive from {s}.checkpoints c where c.key = s.key order by c.seq desc limit 1))"""
         add(f"s.heartbeat < (select {sql.NOW}) - ?::int8 and {alive} < (select {sql.NOW}) - ?::int8", query.stale_for)
+    if query.ended_for is not None:
+        ended = """coalesce((select c.at from {s}.checkpoints c where c.key = s.key and c.kind in (5, 6)
+            order by c.seq desc limit 1), 0)"""
+        if query.state is None:
+            parts.append("s.state in ('completed', 'failed')")
+        elif query.state not in {"completed", "failed"}:
+            parts.append("false")
+        # (select …): asked once, so that it bounds the index.
+        cutoff = f"(select {sql.NOW}) - ?::int8"
+        add(f"s.heartbeat <= {cutoff} and {ended} <= {cutoff}", query.ended_for)
     if query.orphan_for is not None:
         add(f"s.owner is not null and (w.dead or w.expires + ?::int8 <= {sql.UP})", query.orphan_for)
     if query.owner is not None:

@@ -15,7 +15,8 @@ NOW, UP = (f"coalesce(($1::text::int8[])[{n}], {_CLOCK})" for n in (1, 2))
 ROW = f"""
 select s.key, s.namespace, s.id, s.agent_type, s.user_id, s.state, s.created_at, s.heartbeat, s.fence, s.lease, s.body,
   s.labels::text, s.owner, coalesce(w.name, ''),
-  case when w.dead then 0 else greatest(0, coalesce(w.expires, 0) - {UP}) end"""
+  case when w.dead then 0 else greatest(0, coalesce(w.expires, 0) - {UP}) end, {NOW}, coalesce(s.deleted_at, 0)"""
+WEIGHTS = f"select key, sum({SIZE})::int8 from {{s}}.checkpoints where key = any($1) group by key"  # noqa: S608
 OWNED = "{s}.sessions s left join {s}.workers w on w.worker = s.owner"
 
 # Of a group only its first entry is guarded; the others follow it. `alive`: the newest sign of life before.
@@ -213,6 +214,16 @@ delete from {{s}}.workers where worker = any(array(
   select w.worker from {{s}}.workers w where (w.dead or w.expires + $2::int8 <= {UP})
     and not exists (select 1 from {{s}}.sessions s where s.owner = w.worker and s.deleted_at is null)
   for update skip locked))"""  # noqa: S608
+
+# Rows of `sessions` in the order of their keys, as everywhere; one that somebody else purges is left to them. The keys
+# as an array: joined with `gone`, the log was planned as a scan. `coalesce`: the index of the deleted, through which a
+# plain condition is planned, is full of those that were purged before.
+PURGE = """
+with chosen as materialized (
+  select key from {s}.sessions where key = any($1) and coalesce(deleted_at, 0) > 0 order by key for update skip locked),
+gone as (delete from {s}.sessions s using chosen where s.key = chosen.key returning s.key),
+entries as (delete from {s}.checkpoints c where c.key = any(array(select key from gone)) returning c.key)
+select key, count(*)::int8 from entries group by key"""
 
 EVENTS = """
 select c.tx::text::int8, c.key, c.seq, c.kind, c.name, c.at, s.id, s.namespace

@@ -149,10 +149,11 @@ class TieredStore:
         await self._hot.bury(key, sorted(set(seqs)))
         return count
 
-    async def purge(self, key: bytes) -> int:
-        count = await self._durable.purge(key)
-        await self._hot.bury(key, range(1, count + 1))  # rows stay until the purge: it removed exactly these
-        return count
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+        counts = await self._durable.purge(keys)
+        for key, count in zip(keys, counts, strict=True):
+            await self._hot.bury(key, range(1, count + 1))  # rows stay until the purge: it removed exactly these
+        return counts
 
     async def tend(self) -> None:
         if isinstance(self._durable, Tended):

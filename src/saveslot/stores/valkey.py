@@ -30,6 +30,7 @@ from saveslot.log import (
     Verdict,
     Worker,
     feed_number,
+    order,
 )
 from saveslot.metrics import Counters
 from saveslot.stores.batches import Batches
@@ -141,8 +142,8 @@ class ValkeyStore:
     async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
         return await self._run(ALWAYS, "empty", {"key": key.hex(), "seqs": list(seqs)})
 
-    async def purge(self, key: bytes) -> int:
-        return await self._run(ALWAYS, "purge", key.hex())
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+        return await self._run(ALWAYS, "purge", [key.hex() for key in keys])
 
     # Reading
 
@@ -216,8 +217,8 @@ class ValkeyStore:
         return True
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
-        stale = query.stale_for is not None
         found: list[Row] = []
+        weighed = query.ended_for is not None or query.deleted_for is not None
         for asked in await self._indexes(query):
             rows: list[Row] = []
             place = None if after is None else (after[0], after[1].hex())
@@ -227,15 +228,13 @@ class ValkeyStore:
                     told |= {"score": place[0], "place": place[1]}
                 stopped, answers = await self._run(READS, "find", told)
                 with self._understood():
-                    rows += [to_row(answer) for answer in answers]
+                    rows += [to_row(answer, weighed=weighed) for answer in answers]
                     place = (int(stopped[0]), stopped[1].decode()) if stopped else None
                 if place is None:
                     break
             found += rows
-        if stale:
-            found.sort(key=lambda row: (row.heartbeat, row.key))
-        else:
-            found.sort(key=lambda row: (row.created_at, row.key), reverse=True)
+        column, newest_first = order(query)
+        found.sort(key=lambda row: (getattr(row, column), row.key), reverse=newest_first)
         return found[:limit]
 
     async def count(self, query: Query, sample: int = 0) -> Counts:
@@ -259,8 +258,9 @@ class ValkeyStore:
 
     async def _indexes(self, query: Query) -> list[dict[str, Any]]:
         """Where to look: few sessions are held by any one worker, and few workers are dead."""
-        asked: dict[str, Any] = {"query": question(query), "down": query.stale_for is None}
-        if query.stale_for is not None or (query.owner is None and query.orphan_for is None):
+        column, newest_first = order(query)
+        asked: dict[str, Any] = {"query": question(query), "down": newest_first}
+        if column != "created_at" or (query.owner is None and query.orphan_for is None):
             return [asked]
         if query.owner is not None:
             return [asked | {"worker": query.owner.hex()}]

@@ -249,11 +249,12 @@ class EmptyTakesNotes(MemoryStore):
 class PurgeTakesTheLiving(MemoryStore):
     """A purge does not ask whether the session was deleted."""
 
-    async def purge(self, key: bytes) -> int:
-        if key in self._rows and key not in self._deleted:
-            self._deleted.add(key)
-            self._ids.pop((self._rows[key].namespace, self._rows[key].session_id), None)
-        return await super().purge(key)
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+        for key in keys:
+            if key in self._rows and key not in self._deleted:
+                self._deleted.add(key)
+                self._ids.pop((self._rows[key].namespace, self._rows[key].session_id), None)
+        return await super().purge(keys)
 
 
 # Namespaces, pages, life
@@ -595,8 +596,8 @@ class OneForAll(SqliteStore):
 class FeedNumbersReused(SqliteStore):
     """After a purge the feed's last numbers are given out again, as plain rowids are."""
 
-    async def purge(self, key: bytes) -> int:
-        purged = await super().purge(key)
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+        purged = await super().purge(keys)
         sql = """
             update sqlite_sequence set seq = (select coalesce(max(feed), 0) from checkpoints)
             where name = 'checkpoints'"""

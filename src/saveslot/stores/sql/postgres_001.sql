@@ -54,6 +54,8 @@ create index sessions_by_state      on sessions (namespace, state, created_at, k
 create index sessions_by_agent_type on sessions (namespace, agent_type, created_at, key) where deleted_at is null;
 create index sessions_by_user       on sessions (namespace, user_id, created_at, key) where deleted_at is null;
 create index sessions_by_heartbeat  on sessions (namespace, state, heartbeat, key) where deleted_at is null;
+-- What waits to be purged.
+create index sessions_by_deletion   on sessions (namespace, deleted_at, key) where deleted_at is not null;
 create index sessions_by_owner      on sessions (owner, namespace, created_at, key)
   where owner is not null and deleted_at is null;
 -- A deleted id may be created again: only the living ones are unique. The last of these indexes: while nothing is known of

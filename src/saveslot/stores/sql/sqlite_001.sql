@@ -47,6 +47,8 @@ create index sessions_by_agent_type   on sessions (namespace, agent_type, create
 create index sessions_by_user         on sessions (namespace, user_id, created_at, key) where deleted_at is null;
 create index sessions_by_heartbeat    on sessions (namespace, state, heartbeat, key) where deleted_at is null;
 create index sessions_by_owner        on sessions (owner) where owner is not null and deleted_at is null;
+-- What waits to be purged.
+create index sessions_by_deletion   on sessions (namespace, deleted_at, key) where deleted_at is not null;
 
 -- The labels of the living, to list by, newest last; written where a session is created, deleted or gets other labels.
 create table labels (

@@ -7,7 +7,7 @@ from typing import Any
 from saveslot.log import Query, Row
 from saveslot.model import Kind, fresh_key
 from saveslot.testing.conformance.desk import Desk, Suite, on_a_desk
-from saveslot.testing.pen import SECOND
+from saveslot.testing.pen import SECOND, Pen
 
 
 class Finding(Suite):
@@ -149,6 +149,33 @@ class Finding(Suite):
         silent = {pen.session_id for pen in pens} - {pen.session_id for pen in busy}
         assert sorted(row.session_id for row in seen) == sorted(silent)
         assert sum((await desk.other.count(query)).states.values()) == len(silent)
+
+    @on_a_desk
+    async def test_ended_and_deleted_ones_are_found_by_their_age(self, desk: Desk) -> None:
+        """By the entry that ended a session and by its row, whichever is later; deleted ones only when asked for."""
+        pens = {name: await desk.create(name, count=2) for name in ("done", "failed", "beaten", "working", "gone")}
+        for name, kind in (("done", Kind.COMPLETED), ("failed", Kind.FAILED), ("beaten", Kind.COMPLETED)):
+            await desk.write(pens[name], 1, kind, note=b"12", whole={"state": kind.label})
+        await desk.delete(pens["gone"])
+        ended_at = desk.clock()
+        desk.clock.jump(100)
+        await desk.write(pens["beaten"], 1, Kind.UPDATED, whole={"heartbeat": True})
+        await desk.write(pens["failed"])  # what came behind the end does not make it younger
+        age: dict[str, Any] = {"ended_for": 100 * SECOND}
+        assert sorted(await desk.ids(**age)) == ["done", "failed"]
+        assert await desk.ids(**age, state="completed") == ["done"]
+        assert await desk.ids(ended_for=100 * SECOND + 1) == []
+        assert sorted(await desk.ids(ended_for=0)) == ["beaten", "done", "failed"]
+        query = Query(namespace=desk.namespace, **age)
+        [row] = await desk.other.find(query, (desk.clock() - 1000 * SECOND, b""), 1)
+        log = await desk.log(Pen(desk.namespace, row.session_id, row.key))
+        assert (row.now, row.weight) == (desk.clock(), sum(entry.size for entry in log))
+        assert (await desk.head(pens["done"])).row.now == desk.clock()
+        [gone] = await desk.other.find(Query(namespace=desk.namespace, deleted_for=100 * SECOND))
+        assert (gone.session_id, gone.deleted_at, gone.key) == ("gone", ended_at, pens["gone"].key)
+        assert gone.weight == sum(entry.size for entry in await desk.log(pens["gone"]))
+        assert await desk.other.find(Query(namespace=desk.namespace, deleted_for=0), (ended_at, gone.key)) == []
+        assert await desk.ids(deleted_for=100 * SECOND + 1) == []
 
     @on_a_desk
     async def test_counts_add_up(self, desk: Desk) -> None:

@@ -52,10 +52,9 @@ class Keeping(Suite):
         living, dead = await desk.create("a", count=3), await desk.create("b", count=3)
         await desk.delete(dead)
         before = await desk.store.count(Query(namespace=desk.namespace))
-        assert await desk.store.purge(living.key) == 0
-        assert await desk.store.purge(fresh_key()) == 0
-        assert await desk.store.purge(dead.key) == 4
-        assert await desk.other.purge(dead.key) == 0
+        assert await desk.store.purge([]) == []
+        assert await desk.store.purge([living.key, fresh_key(), dead.key, dead.key]) == [0, 0, 4, 0]
+        assert await desk.other.purge([dead.key]) == [0]
         assert await desk.log(dead) == []
         assert len(await desk.log(living)) == 3
         assert (await desk.other.count(Query(namespace=desk.namespace))).entries == before.entries - 4
@@ -98,7 +97,7 @@ class Keeping(Suite):
             lambda: store.beat([(pen.key, None)]),
             lambda: store.events(desk.namespace, None),
             lambda: store.empty(pen.key, [1]),
-            lambda: store.purge(pen.key),
+            lambda: store.purge([pen.key]),
         ]
         for call in calls:
             with pytest.raises(Unavailable):
