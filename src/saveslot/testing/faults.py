@@ -608,13 +608,13 @@ class FeedNumbersReused(SqliteStore):
 class SnapshotKept(SqliteStore):
     """A reader goes on reading the moment of its first read."""
 
-    def _head(self, connection: apsw.Connection, ref: Ref) -> Head | None:
-        if connection is not self._writer_connection() and not connection.in_transaction:
-            connection.execute("begin")
-        return super()._head(connection, ref)
+    async def _read(self, work: Callable[[apsw.Connection], Any]) -> Any:
+        def kept(connection: apsw.Connection) -> Any:
+            if not connection.in_transaction:
+                connection.execute("begin")
+            return work(connection)
 
-    def _writer_connection(self) -> apsw.Connection | None:
-        return self._writer._connection  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        return await super()._read(kept)
 
 
 # Those of this file; a caller may have subclasses of its own.
