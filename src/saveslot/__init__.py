@@ -25,6 +25,7 @@ from saveslot.errors import (
 if TYPE_CHECKING:
     from saveslot import blocking as blocking
     from saveslot.checkpoints import CheckpointManager
+    from saveslot.files import CheckpointStore
     from saveslot.glance import LogLine
     from saveslot.held import Held
     from saveslot.lifecycle import SessionState
@@ -42,6 +43,7 @@ __all__ = [
     "AlreadyExists",
     "Checkpoint",
     "CheckpointManager",
+    "CheckpointStore",
     "Conflict",
     "Corrupt",
     "Event",
@@ -74,6 +76,7 @@ _HOMES = {
     "AgentSession": "model",
     "Checkpoint": "model",
     "CheckpointManager": "checkpoints",
+    "CheckpointStore": "files",
     "Event": "log",
     "Held": "held",
     "LogLine": "glance",
