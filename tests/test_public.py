@@ -12,7 +12,8 @@ import saveslot
 from saveslot import InvalidInput, Unavailable
 
 NAMES = [
-    *("AgentSession", "Checkpoint", "CheckpointManager", "CheckpointStore", "Event", "Held", "LogLine", "Owner", "Page"),
+    *("AgentSession", "Checkpoint", "CheckpointManager", "CheckpointStore"),
+    *("Event", "Held", "LogLine", "Owner", "Page"),
     *("SessionCheckpoint", "SessionManager", "SessionState", "Step", "open"),
     *("AlreadyExists", "Conflict", "Corrupt", "HistoryLost", "InvalidInput", "InvalidTransition", "LeaseHeld"),
     *("LeaseLost", "NotFound", "SaveslotError", "StepFailed", "StepUnknown", "TooLarge", "Unavailable"),

@@ -209,7 +209,7 @@ class _Reading:
         return cast("Document", found)
 
     def _value(self, event: Any, depth: int) -> Any:
-        kind: type = type(event)
+        kind = cast("type[Any]", type(event))
         if getattr(event, "anchor", None) is not None:
             raise InvalidInput("document", f"uses an anchor or alias, {event.anchor!r}; write the value out")
         if event.tag is not None and event.tag not in {"!", _STRING}:

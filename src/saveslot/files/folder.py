@@ -29,6 +29,8 @@ SUFFIX = ".yaml"
 DRAFT, LOCK, QUARANTINE = ".new", ".lock", "quarantine"
 # How long a writer waits for another one, which holds the lock for two syncs.
 PATIENCE = 10.0
+# One byte more than is allowed tells that there are more.
+MAX_READ = MAX_BYTES + 1
 # Longer names are cut, and told apart by a digest: file systems take 255 bytes.
 LONGEST = 200
 _KEPT = frozenset("-_.@+,=:#()[] ")
@@ -157,7 +159,7 @@ class Folder:
             if not stat.S_ISREG(found.st_mode):
                 raise InvalidInput(str(self.path / name), "is no plain file; remove it, or choose another id")
             parts: list[bytes] = []
-            left = MAX_BYTES + 1
+            left = MAX_READ
             while left and (part := os.read(file, min(left, found.st_size + 1))):
                 parts.append(part)
                 left -= len(part)
