@@ -1,4 +1,4 @@
-"""Makes the databases of the present format: `python tests/upgrades/make_format.py`. Once released they are never made anew.
+"""Makes databases of the present format: `python tests/upgrades/make_format.py`. A released one is never made anew.
 
 format_N.sqlite, format_N.sql (for PostgreSQL: the tables as they were then, and their rows) and format_N.json, what is
 in them: each session's export.

@@ -1,4 +1,4 @@
-"""Opens a store with a migration that this version does not have yet, and dies on the way: `migrator.py URL N FOLDER`."""
+"""Opens a store with a migration of a version to come, and dies on the way: `migrator.py URL N FOLDER`."""
 
 from __future__ import annotations
 

@@ -171,13 +171,13 @@ def test_code_older_than_the_database_refuses(old, backend, later, monkeypatch):
     asyncio.run(_read_only(url))
     newer = version(url)
     monkeypatch.undo()
-    with pytest.raises(InvalidInput, match="newer Saveslot .*upgrade saveslot"):
+    with pytest.raises(InvalidInput, match=r"newer Saveslot .*upgrade saveslot"):
         asyncio.run(_read_only(url))
     assert version(url) == newer
 
 
 def test_a_backup_is_as_good_as_the_file(old):
-    """A copy by VACUUM INTO has no write-ahead log: opening it gives it one, so that readers never wait for a writer."""
+    """A copy by VACUUM INTO has no write-ahead log: opening it gives it one, so that readers wait for no writer."""
     url = old("sqlite", FORMATS[-1])
     asyncio.run(_read_only(url))
     connection = apsw.Connection(url.removeprefix("sqlite:///"))
@@ -187,8 +187,8 @@ def test_a_backup_is_as_good_as_the_file(old):
 
 def test_the_newest_format_has_its_fixture():
     """Whoever adds a migration keeps a database of the format before, and one of the new: `make_format.py`."""
-    known = len(sqlite_file.migrations())
-    assert FORMATS == list(range(1, known + 1))
+    assert len(sqlite_file.migrations()) == FORMATS[-1]
+    assert list(range(1, FORMATS[-1] + 1)) == FORMATS
     for number in FORMATS:
         assert (HERE / f"format_{number}.sql").exists()
         assert len(expected(number)) > 2

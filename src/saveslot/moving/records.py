@@ -33,10 +33,11 @@ def session(record: Data, namespace: str, new_id: str | None = None) -> Iterator
     name = f"session {session_id}"
     try:
         made, state = _begun(record, new_id or str(session_id), namespace)
+        history = _checkpoints(record.get("checkpoints"))
     except REFUSED as exc:
         yield Problem(name, str(exc))
         return
-    for n, told in enumerate(_checkpoints(record.get("checkpoints"))):
+    for n, told in enumerate(history):
         try:
             if not isinstance(told, dict):
                 raise InvalidInput("checkpoint", f"must be a dict, not {type(told).__name__}")
@@ -62,7 +63,6 @@ def _begun(record: Data, session_id: str, namespace: str) -> tuple[Making, Any]:
     if record.get("created_at") is None:
         raise InvalidInput("created_at", "is missing")
     state = as_state(record.get("state") or "active")
-    _checkpoints(record.get("checkpoints"))
     value = AgentSession(
         session_id=session_id,
         agent_type=record.get("agent_type") or "",
