@@ -85,25 +85,29 @@ def _write_mapping(value: Mapping[Any, Any], pad: str, lead: str, out: list[str]
 
 def _write_behind(value: Any, pad: str, out: list[str], depth: int) -> None:
     """What stands behind a key."""
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, str):
+        out.append(f" {_text(value, pad)}\n")
+    elif isinstance(value, dict) and value:
         out.append("\n")
         _write_mapping(cast("Mapping[Any, Any]", value), pad + "  ", pad + "  ", out, _deeper(depth))
     elif isinstance(value, list | tuple) and value:
         out.append("\n")
         _write_list(cast("list[Any]", value), pad, pad, out, _deeper(depth))
     else:
-        out.append(f" {_scalar(value, pad)}\n")
+        out.append(f" {_scalar(value)}\n")
 
 
 def _write_list(value: list[Any] | tuple[Any, ...], pad: str, lead: str, out: list[str], depth: int) -> None:
     for n, item in enumerate(value):
         try:
-            if isinstance(item, Mapping) and item:
+            if isinstance(item, str):
+                out.append(f"{lead}- {_text(item, pad)}\n")
+            elif isinstance(item, dict) and item:
                 _write_mapping(cast("Mapping[Any, Any]", item), pad + "  ", lead + "- ", out, _deeper(depth))
             elif isinstance(item, list | tuple) and item:
                 _write_list(cast("list[Any]", item), pad + "  ", lead + "- ", out, _deeper(depth))
             else:
-                out.append(f"{lead}- {_scalar(item, pad)}\n")
+                out.append(f"{lead}- {_scalar(item)}\n")
         except _Unfit as exc:
             exc.path.append(f"[{n}]")
             raise
@@ -123,9 +127,7 @@ def _key(key: Any, pad: str) -> str:
     return f"{text}:" if len(text) <= LONGEST_KEY else f"? {text}\n{pad}:"
 
 
-def _scalar(value: Any, pad: str) -> str:
-    if isinstance(value, str):
-        return _text(value, pad)
+def _scalar(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int):
@@ -140,8 +142,8 @@ def _scalar(value: Any, pad: str) -> str:
         return text if "e" not in text or "." in text else text.replace("e", ".0e")
     if isinstance(value, date):  # and a datetime: as text, with its offset
         return f'"{value.isoformat()}"'
-    if isinstance(value, Mapping | list | tuple):
-        return "{}" if isinstance(value, Mapping) else "[]"
+    if isinstance(value, dict | list | tuple):  # an empty one
+        return "{}" if isinstance(value, dict) else "[]"
     raise _Unfit(f"is of type {type(value).__name__}; text, numbers, true, false, null, lists and dicts can be stored")
 
 
