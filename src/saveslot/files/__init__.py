@@ -105,9 +105,12 @@ class CheckpointStore:
             if at is None:
                 return []
             for name in list(self._folder.names(at)):
-                session_id, mark = self._owner(at, name), self._folder.mark(at, name)
-                data = None if session_id is None else self._folder.read(at, name)
-                if session_id is None or mark is None or data is None or not _looks_due(data, now, longest, shortest):
+                found = self._folder.version(at, name)
+                if found is None or not _looks_due(found[0], now, longest, shortest):
+                    continue
+                data, mark = found
+                session_id = self._owner(at, name)
+                if session_id is None:
                     continue
                 try:
                     document = loaded(data)

@@ -148,6 +148,11 @@ class Folder:
 
     def read(self, at: int, name: str) -> bytes | None:
         """A file's bytes (one more than the limit at most), or None when it is not there."""
+        found = self.version(at, name)
+        return None if found is None else found[0]
+
+    def version(self, at: int, name: str) -> tuple[bytes, Mark] | None:
+        """The same, and which version of the file they are."""
         try:
             file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
         except FileNotFoundError:
@@ -160,10 +165,13 @@ class Folder:
                 raise InvalidInput(str(self.path / name), "is no plain file; remove it, or choose another id")
             parts: list[bytes] = []
             left = MAX_READ
-            while left and (part := os.read(file, min(left, found.st_size + 1))):
+            wanted = min(left, found.st_size + 1)
+            while left and (part := os.read(file, wanted)):
                 parts.append(part)
                 left -= len(part)
-            return b"".join(parts)
+                if len(part) < wanted:  # the end
+                    break
+            return b"".join(parts), Mark(name, found.st_ino, found.st_mtime_ns)
         except OSError as exc:
             raise self._failed(exc, name) from exc
         finally:

@@ -11,7 +11,7 @@ from saveslot import codec
 from saveslot.errors import InvalidInput
 from saveslot.lifecycle import SessionState
 from saveslot.log import Entry, Row, micros
-from saveslot.model import AgentSession, Data, Kind, as_data, as_labels, as_name, as_time
+from saveslot.model import AgentSession, Data, Kind, as_data, as_name, as_time
 from saveslot.moving.parcel import Kept
 from saveslot.slot import Draft, beginning, creation
 
@@ -41,11 +41,7 @@ class Making:
     def created(self, told: Data | None = None, at: Any = None) -> None:
         """The first entry, with what the session is about."""
         session = self._session
-        about = {
-            "context": as_data(session.context, "context"),
-            "metadata": as_data(session.metadata, "metadata"),
-            "labels": as_labels(session.labels),
-        }
+        about = {"context": session.context, "metadata": session.metadata, "labels": session.labels}
         when = stamp(session.created_at if at is None else at)
         entry = self._draft.about(about, kind=Kind.CREATED, name="session_created", at=when)
         note = told or {"agent_type": session.agent_type, "user_id": session.user_id}

@@ -15,7 +15,7 @@ from saveslot.moving.parcel import Parcel, Problem
 from saveslot.stores import Store
 
 # So many sessions land in one commit.
-TOGETHER = 128
+TOGETHER = 256
 LANDED = frozenset({Outcome.APPENDED, Outcome.ALREADY})
 REFUSALS = {
     Outcome.CONFLICT: "another session has this id here; delete that one, or import this one under another id (--as)",
@@ -48,14 +48,22 @@ class Landing:
     async def take(self, found: AsyncIterable[Parcel | Problem]) -> None:
         """Land all that a source yields. Interrupted, it can be run again: what is here is not written twice."""
         batch: list[Parcel] = []
-        async for item in found:
-            if isinstance(item, Problem):
-                self.report.problems.append(item)
-                continue
-            batch.append(item)
-            if len(batch) == TOGETHER:
-                await self._land(batch)
-                batch = []
+        landing: asyncio.Task[None] | None = None  # one batch lands while the next is made
+        try:
+            async for item in found:
+                if isinstance(item, Problem):
+                    self.report.problems.append(item)
+                    continue
+                batch.append(item)
+                if len(batch) == TOGETHER:
+                    if landing is not None:
+                        await landing
+                    landing = asyncio.create_task(self._land(batch))
+                    batch = []
+                await asyncio.sleep(0)
+        finally:
+            if landing is not None:
+                await landing
         if batch:
             await self._land(batch)
 

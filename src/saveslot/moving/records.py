@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
-from saveslot import refs
-from saveslot.errors import InvalidInput, TooLarge
+from saveslot import codec, refs
+from saveslot.errors import Corrupt, InvalidInput, TooLarge
 from saveslot.log import moment
 from saveslot.model import AgentSession, Data, as_data, as_name, as_state
 from saveslot.moving.drafting import Making, stamp
@@ -86,7 +86,12 @@ def _checkpoints(told: Any) -> list[Any]:
 
 def parsed(value: Any) -> Any:
     """A JSON column comes as text from some drivers, as a value from others."""
-    return read_json(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    try:
+        return codec.decode(value.encode(), tagged=False)
+    except (Corrupt, UnicodeEncodeError):
+        return read_json(value)  # slower, and says what is wrong
 
 
 def checkpoints(items: list[Any], namespace: str, name: str, new_id: str | None = None) -> Iterator[Kept | Problem]:
