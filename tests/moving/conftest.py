@@ -10,16 +10,22 @@ from pathlib import Path
 import pytest
 
 from saveslot import SessionManager
-from saveslot.stack import Postgres
+from saveslot.stack import Postgres, Valkey
 from saveslot.stores import Store, open_store
 
-BACKENDS = ("memory", "sqlite", "postgres")
+BACKENDS = ("memory", "sqlite", "postgres", "valkey")
 _NUMBERS = count()
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Postgres]:
     with Postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[Valkey]:
+    with Valkey(options={"databases": "1000"}) as server:
         yield server
 
 
@@ -33,6 +39,8 @@ def fresh_url(request, tmp_path) -> Callable[[str], str]:
             return f"sqlite:///{tmp_path}/store-{n}.db"
         if backend == "postgres":
             return f"{request.getfixturevalue('server').url}&schema=moving_{n}"
+        if backend == "valkey":
+            return f"{request.getfixturevalue('valkey').url}/{n}"
         return f"{backend}:"
 
     return url

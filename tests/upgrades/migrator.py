@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import apsw
-from asyncpg.pool import PoolConnectionProxy
+from asyncpg import Connection
 
 from saveslot.stores import open_store, postgres_server, sqlite_file
 
@@ -27,7 +27,6 @@ POSTGRES = [
     "alter table sessions add column mood text",
     "update sessions set mood = 'calm'",
 ]
-SQLITE_PLACES, POSTGRES_PLACES = 3, 6
 
 
 def inject(folder: Path, place: int) -> None:
@@ -44,7 +43,7 @@ def inject(folder: Path, place: int) -> None:
     sqlite_file.migrations = lambda: [*known, script]
     postgres_server.migrations = lambda: [*scripts, *POSTGRES]
     apsw.connection_hooks.append(lambda connection: connection.create_scalar_function("die", die))
-    execute = PoolConnectionProxy.execute
+    execute = Connection.execute
 
     async def counted(self, *args, **options):
         nonlocal calls
@@ -52,7 +51,7 @@ def inject(folder: Path, place: int) -> None:
         die(calls)
         return await execute(self, *args, **options)
 
-    PoolConnectionProxy.execute = counted
+    Connection.execute = counted
 
 
 async def main(url: str, place: str, folder: str) -> None:
