@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 from saveslot import CheckpointStore, Unavailable
 from saveslot.files import folder
 
-CALLS = ("open", "close", "write", "fsync", "rename", "unlink", "stat", "flock")
+CALLS = ("open", "close", "write", "fsync", "rename", "unlink", "stat")
 NEW = {"version": "new", "text": "word " * 2000}
 
 
@@ -25,10 +26,10 @@ class Failing:
         names = {name: getattr(module, name) for name in dir(module)}
         for name in CALLS:
             if name in names:
-                names[name] = self._call(name, names[name])
+                names[name] = self.call(name, names[name])
         return SimpleNamespace(**names)
 
-    def _call(self, name, real):
+    def call(self, name, real):
         def call(*args, **options):
             self.calls.append(name)
             if len(self.calls) == self.place:
@@ -46,7 +47,8 @@ class Failing:
 def main(path: str, how: str, place: str) -> None:
     store = CheckpointStore(path)
     failing = Failing(how, int(place))
-    folder.os, folder.fcntl = failing.wrapped(folder.os), failing.wrapped(folder.fcntl)
+    folder.os = failing.wrapped(folder.os)
+    fcntl.flock = failing.call("flock", fcntl.flock)
     try:
         store.write("s", NEW)
         sys.stdout.write(" ".join(["written", *failing.calls]))

@@ -7,10 +7,10 @@ is killed in between leaves the old document or the new one, and `.new`, which t
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import stat
+import sys
 import time
 import unicodedata
 from collections.abc import Generator, Iterator
@@ -83,6 +83,8 @@ class Mark(NamedTuple):
 
 class Folder:
     def __init__(self, path: Path) -> None:
+        if sys.platform == "win32":
+            raise InvalidInput("CheckpointStore", "needs the file locks of Linux or macOS; use sqlite:///file.db here")
         self.path = path
 
     @contextmanager
@@ -124,6 +126,8 @@ class Folder:
                 os.close(lock)
 
     def _wait(self, lock: int) -> None:
+        import fcntl  # not on Windows, where no folder gets this far
+
         end = time.monotonic() + PATIENCE
         while True:
             try:
@@ -261,6 +265,8 @@ class Folder:
 
 
 def sync_folder(path: Path) -> None:
+    if sys.platform == "win32":  # which has no such thing
+        return
     at = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(at)
