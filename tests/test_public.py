@@ -12,8 +12,8 @@ import saveslot
 from saveslot import InvalidInput, Unavailable
 
 NAMES = [
-    *("AgentSession", "Checkpoint", "CheckpointManager", "Event", "Garbage", "Held", "LogLine", "Owner", "Page"),
-    *("Retention", "SessionCheckpoint", "SessionManager", "SessionState", "Step", "Thinned", "open"),
+    *("AgentSession", "Checkpoint", "CheckpointManager", "CheckpointStore", "Event", "Garbage", "Held", "LogLine"),
+    *("Owner", "Page", "Retention", "SessionCheckpoint", "SessionManager", "SessionState", "Step", "Thinned", "open"),
     *("AlreadyExists", "Conflict", "Corrupt", "HistoryLost", "InvalidInput", "InvalidTransition", "LeaseHeld"),
     *("LeaseLost", "NotFound", "SaveslotError", "StepFailed", "StepUnknown", "TooLarge", "Unavailable"),
 ]

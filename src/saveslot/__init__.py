@@ -25,6 +25,7 @@ from saveslot.errors import (
 if TYPE_CHECKING:
     from saveslot import blocking as blocking
     from saveslot.checkpoints import CheckpointManager
+    from saveslot.files import CheckpointStore
     from saveslot.garbage import Garbage
     from saveslot.glance import LogLine
     from saveslot.held import Held
@@ -45,6 +46,7 @@ __all__ = [
     "AlreadyExists",
     "Checkpoint",
     "CheckpointManager",
+    "CheckpointStore",
     "Conflict",
     "Corrupt",
     "Event",
@@ -80,6 +82,7 @@ _HOMES = {
     "AgentSession": "model",
     "Checkpoint": "model",
     "CheckpointManager": "checkpoints",
+    "CheckpointStore": "files",
     "Event": "log",
     "Garbage": "garbage",
     "Held": "held",

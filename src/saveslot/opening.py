@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 from saveslot import codec, settings
@@ -88,10 +85,4 @@ def located(url: str | None = None, hot: str | None = None, namespace: str | Non
 
 def default_url() -> str:
     """One file where the platform keeps a user's data."""
-    if sys.platform == "win32":
-        folder = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        folder = Path.home() / "Library" / "Application Support"
-    else:
-        folder = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return settings.sqlite_url(folder / "saveslot" / "saveslot.db")
+    return settings.sqlite_url(settings.data_folder() / "saveslot.db")

@@ -72,9 +72,10 @@ COMMANDS = {
         "moving",
         {
             "export": "Write a session with its whole history as JSON.",
-            "import": "Store exported sessions, each whole or not at all; prints their ids.",
+            "import": "Store exported sessions, or those of another program; each whole or not at all.",
         },
     ),
+    "Move": ("carrying", {"copy": "Copy all sessions to another store, verified; run again, it goes on."}),
     "In the background": (
         "keeping",
         {"keeper": "Fail what gives no sign of life, thin and remove, start a command for each orphan."},
