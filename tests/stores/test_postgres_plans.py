@@ -250,7 +250,7 @@ async def test_a_million_entries(server: Postgres) -> None:
     async with looking(server.url, "large") as (look, _, short):
         [one] = await look.pens(short[299:300])
         await look.store.append([one.delete()])
-        async with look.at_most(150):
+        async with look.at_most(300):
             await look.store.purge([one.key])
 
 
