@@ -150,7 +150,7 @@ class Server:
                 # Not wait_for: up to Python 3.11 it may swallow a cancellation, and with it the deadline of the call.
                 async with asyncio.timeout(WELCOME):
                     connection = await connect(host, statement_cache_size=self._cache)
-                    pooled = self._doubtful and await _pooled(connection)
+                    pooled = self._cache > 0 and not await _settled(connection) and self._doubtful
             except asyncpg.ClientConfigurationError:  # no server was asked
                 raise
             except STATEMENT_LOST:
@@ -295,10 +295,16 @@ class Server:
         return version
 
 
-async def _pooled(connection: Connection) -> bool:
-    """Whether somebody stands between us and the server: then another process answers than the one we were told of."""
-    same = f"select where pg_backend_pid() = {connection.get_server_pid()}"
-    return await connection.execute(same) != "SELECT 1"  # one round trip: nothing is prepared
+async def _settled(connection: Connection) -> bool:
+    """Let our statements keep their plans: with partitions PostgreSQL would rather plan them anew each time.
+
+    False if somebody stands between us and the server, so that another process answers than the one we were told of:
+    that one may be lent to others, and is left as it is.
+    """
+    settled = f"""
+        select set_config('plan_cache_mode', 'force_generic_plan', false)
+        where pg_backend_pid() = {connection.get_server_pid()}"""
+    return await connection.execute(settled) == "SELECT 1"  # one round trip: nothing is prepared
 
 
 def _hushed(exc: BaseException) -> None:
