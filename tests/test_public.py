@@ -15,7 +15,17 @@ NAMES = [
     *("AgentSession", "Checkpoint", "CheckpointManager", "Event", "Held", "LogLine", "Owner", "Page"),
     *("SessionCheckpoint", "SessionManager", "SessionState", "Step", "open"),
     *("AlreadyExists", "Conflict", "Corrupt", "HistoryLost", "InvalidInput", "InvalidTransition", "LeaseHeld"),
-    *("LeaseLost", "NotFound", "SaveslotError", "StepFailed", "StepUnknown", "TooLarge", "Unavailable"),
+    *(
+        "KeyMissing",
+        "LeaseLost",
+        "NotFound",
+        "SaveslotError",
+        "StepFailed",
+        "StepUnknown",
+        "TooLarge",
+        "Unavailable",
+        "WrongKey",
+    ),
 ]
 
 
@@ -30,7 +40,7 @@ def test_every_error_is_one_of_ours_with_a_code_of_its_own():
     errors = [getattr(saveslot, name) for name in NAMES]
     errors = [error for error in errors if isinstance(error, type) and issubclass(error, Exception)]
     assert all(issubclass(error, saveslot.SaveslotError) for error in errors)
-    assert len({error.code for error in errors}) == len(errors) == 14
+    assert len({error.code for error in errors}) == len(errors) == 16
 
 
 def test_the_core_needs_three_packages():

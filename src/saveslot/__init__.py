@@ -12,6 +12,7 @@ from saveslot.errors import (
     HistoryLost,
     InvalidInput,
     InvalidTransition,
+    KeyMissing,
     LeaseHeld,
     LeaseLost,
     NotFound,
@@ -20,6 +21,7 @@ from saveslot.errors import (
     StepUnknown,
     TooLarge,
     Unavailable,
+    WrongKey,
 )
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ __all__ = [
     "HistoryLost",
     "InvalidInput",
     "InvalidTransition",
+    "KeyMissing",
     "LeaseHeld",
     "LeaseLost",
     "LogLine",
@@ -64,6 +67,7 @@ __all__ = [
     "StepUnknown",
     "TooLarge",
     "Unavailable",
+    "WrongKey",
     "open",
 ]
 

@@ -19,7 +19,9 @@ from saveslot.errors import InvalidInput, NotFound
 from saveslot.lifecycle import follow
 from saveslot.log import Entry, Head, Row, micros
 from saveslot.model import DATA_KINDS, HIDING_KINDS, Checkpoint, Data, Kind, as_data, as_name, as_time, fresh_key, now
+from saveslot.opening import encryption_keys
 from saveslot.portal import Resident
+from saveslot.sealing import SealedStore
 from saveslot.slot import Draft, Point, Slot, beginning, creation
 from saveslot.stores import Store, open_store
 from saveslot.timeline import Timeline, needed, note_of, shown
@@ -39,7 +41,13 @@ class CheckpointManager:
     """
 
     def __init__(
-        self, session_id: str, max_checkpoints: int = 100, compress_after: int = 50, url: str = "memory:"
+        self,
+        session_id: str,
+        max_checkpoints: int = 100,
+        compress_after: int = 50,
+        url: str = "memory:",
+        *,
+        encryption_key: codec.Keys | None = None,
     ) -> None:
         self.session_id = as_name(session_id, "session_id")
         if max_checkpoints < 1:
@@ -50,7 +58,11 @@ class CheckpointManager:
         self.compress_after = compress_after
         self._lock = threading.Lock()
         self._callback: Callable[[Checkpoint], object] | None = None
-        self._log = _Memory(session_id) if url.partition(":")[0] == "memory" else _Stored(session_id, url)
+        self._log = (
+            _Memory(session_id)
+            if url.partition(":")[0] == "memory"
+            else _Stored(session_id, url, encryption_keys(encryption_key))
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -281,14 +293,15 @@ class _Memory(_Log):
 
 
 class _Stored(_Log):
-    def __init__(self, session_id: str, url: str) -> None:
+    def __init__(self, session_id: str, url: str, keys: codec.Keys | None) -> None:
         super().__init__(session_id)
+        keyring = None if keys is None else codec.Keyring.of(keys)
         self._seen = 0
         self._key: bytes | None = None
         self._head: Head | None = None  # as of the last look
         self._slot: Slot | None = None
         self._refused = False  # so look before the next write
-        self._store: Resident[Store] = Resident(lambda: open_store(url), lambda store: store.close())
+        self._store: Resident[Store] = Resident(lambda: _opened(url, keyring), lambda store: store.close())
         self.look()
 
     def look(self) -> None:
@@ -369,6 +382,10 @@ class _Stored(_Log):
         frames = await store.entries(self._key or b"", ranges, kinds=DATA_KINDS) if ranges else []
         timeline = Timeline(self.session_id, frames)
         return [timeline.checkpoint(entry, Checkpoint) for entry in entries]
+
+
+async def _opened(url: str, keyring: codec.Keyring | None) -> Store:
+    return SealedStore(await open_store(url), keyring)
 
 
 def _repeats(entry: Entry, before: Entry) -> bool:

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
-from saveslot.errors import InvalidInput
+from saveslot.errors import InvalidInput, SaveslotError
 from saveslot.model import Kind
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -68,6 +68,7 @@ class Row(msgspec.Struct):
     owner: bytes | None = None  # the worker that holds it
     worker: str = ""  # that one's name; read only
     left: int = 0  # microseconds until others may take the session from it, 0 when they may; read only
+    locked: SaveslotError | None = None  # why its body is sealed and cannot be read; read only
 
 
 class Worker(msgspec.Struct):
@@ -122,7 +123,7 @@ class Verdict(msgspec.Struct):
 
 
 class Query(msgspec.Struct, kw_only=True):
-    """Which sessions. Deleted ones are never among them."""
+    """Which sessions. Deleted ones are among them only when they are asked for."""
 
     namespace: str
     agent_type: str | None = None
@@ -137,6 +138,7 @@ class Query(msgspec.Struct, kw_only=True):
     orphan_for: int | None = None  # held by a worker whose time ran out so many microseconds ago
     owner: bytes | None = None  # held by this worker
     unowned: bool = False  # held by nobody
+    deleted: bool = False  # also the deleted ones: for whoever erases, not for lists
 
 
 class Counts(msgspec.Struct):

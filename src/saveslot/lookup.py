@@ -15,6 +15,7 @@ from saveslot.model import (
     TAKING_KINDS,
     AgentSession,
     Checkpoint,
+    Data,
     Kind,
     Owner,
     Seen,
@@ -135,9 +136,13 @@ class Lookup:
         frames = await self.store.entries(head.row.key, ranges, kinds=kinds) if ranges else []
         return Timeline(head.row.session_id, frames, since)
 
-    def session(self, head: Head) -> AgentSession:
+    def session(self, head: Head, *, locked: bool = False) -> AgentSession:
+        """`locked`: one that is sealed and cannot be opened may be shown, without its context and metadata."""
         row, last = head.row, head.last
-        told = codec.read_note(row.body)
+        if row.locked is not None and not locked:
+            raise row.locked
+        shut: Data = {"context": {}, "metadata": {}, "labels": row.labels}
+        told = codec.read_note(row.body) if row.locked is None else shut
         texts = {part: codec.encode(told[part], part)[0] for part in ABOUT}
         session = AgentSession(
             row.session_id,
@@ -151,6 +156,7 @@ class Lookup:
             told["labels"],
         )
         session.seen = Seen(row.key, last.seq, last.append_id, texts)
+        session.locked = row.locked is not None
         session.owner = None if row.lease is None else Owner(row.worker, row.left / 1_000_000)
         return session
 

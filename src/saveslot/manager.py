@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
-from saveslot import codec, transfer
+from saveslot import codec, rewrapping, transfer
 from saveslot.errors import AlreadyExists, Conflict, InvalidInput, InvalidTransition, NotFound
 from saveslot.holding import SessionHolder
 from saveslot.keeper import Keeper
@@ -35,6 +35,7 @@ from saveslot.model import (
     now,
 )
 from saveslot.saving import Save, drafted
+from saveslot.sealing import SealedStore
 from saveslot.settling import settled
 from saveslot.slot import ABOUT, Draft, Point, Slot, beginning, creation, refusal
 from saveslot.slots import Doubts, Slots
@@ -64,6 +65,7 @@ class SessionManager(SessionHolder):
         *,
         schema: str = "saveslot",
         store: Store | None = None,
+        encryption_key: codec.Keys | None = None,
         max_state_bytes: int = codec.MAX_STATE,
         worker_beat: float = 5.0,
         worker_ttl: float = 20.0,
@@ -82,7 +84,7 @@ class SessionManager(SessionHolder):
 
             store = TieredStore(store, redis_client, session_ttl_hours * 3600)
         super().__init__(
-            store or MemoryStore(),
+            SealedStore(store or MemoryStore(), None if encryption_key is None else codec.Keyring.of(encryption_key)),
             namespace,
             max_state_bytes,
             worker_beat=worker_beat,
@@ -312,7 +314,7 @@ class SessionManager(SessionHolder):
     async def _sweep(self, keys: list[bytes], silence: int) -> int:
         drafts: list[Draft] = []
         for head in await self._store.heads(keys):
-            if head is None or head.row.state != SessionState.ACTIVE:
+            if head is None or head.row.state != SessionState.ACTIVE or head.row.locked is not None:
                 continue
             # No limit: a context without room for the reason must not stop the sweep.
             draft = Draft(head.row.key, Point.of(head)._replace(about=codec.State()), 1 << 40)
@@ -325,6 +327,20 @@ class SessionManager(SessionHolder):
             drafts.append(draft)
         verdicts = await self._store.append([draft.group for draft in drafts])
         return sum(verdict.outcome is Outcome.APPENDED for verdict in verdicts)
+
+    # Keys
+
+    async def rotate_keys(self) -> Data:
+        """Wrap the key of every sealed session of this namespace by the newest key given. No session is disturbed.
+
+        Killed half-way, the next call goes on. Old keys may go once `key_ids` does not name them any more; before, all
+        managers must have been given the new one.
+        """
+        return await rewrapping.rotate(self._store, self.namespace)
+
+    async def key_ids(self) -> dict[str, int]:
+        """How many sessions of this namespace each key is in use for, by its id; "" for those that are not sealed."""
+        return await rewrapping.in_use(self._store, self.namespace)
 
     # Checkpoints
 
@@ -422,7 +438,7 @@ class SessionManager(SessionHolder):
     @settled
     async def import_session(self, json: str, *, session_id: str | None = None) -> AgentSession:
         """Store what `export` wrote, with its numbers and times: under its own id, or under another."""
-        session, entries = transfer.parsed(json)
+        session, entries = transfer.parsed(json, self._store.keyring)
         session.session_id = session.session_id if session_id is None else as_name(session_id, "session_id")
         draft = Draft(fresh_key(), beginning(), self._limit)
         for _ in transfer.fill(draft, entries):

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Literal, TypeVar
 
 from saveslot import difference, glance, refs, transfer
+from saveslot.codec.parcel import Parcel
 from saveslot.errors import InvalidInput
 from saveslot.lifecycle import SessionState
 from saveslot.log import Entry, Event, Head, Query, micros
@@ -24,7 +25,7 @@ from saveslot.model import (
     as_state,
     as_time,
 )
-from saveslot.stores import Store
+from saveslot.sealing import SealedStore
 from saveslot.timeline import merged, needed
 
 C = TypeVar("C", bound=SessionCheckpoint)
@@ -48,7 +49,7 @@ class Page(list[AgentSession]):
 class SessionReader:
     """Sessions and their checkpoints in one namespace of one store, to look at."""
 
-    def __init__(self, store: Store, namespace: str) -> None:
+    def __init__(self, store: SealedStore, namespace: str) -> None:
         self.namespace = as_name(namespace, "namespace")
         self._store = store
         self._lookup = Lookup(store, namespace)
@@ -98,7 +99,8 @@ class SessionReader:
             raise InvalidInput("limit", "must be 1 or more")
         rows = await self._store.find(query, refs.place(after), limit)
         heads = await self._store.heads([row.key for row in rows])
-        page = Page(self._lookup.session(head) for head in heads if head is not None and _still(head, query))
+        found = [head for head in heads if head is not None and _still(head, query)]
+        page = Page(self._lookup.session(head, locked=True) for head in found)
         page.next = refs.cursor((rows[-1].created_at, rows[-1].key)) if len(rows) == limit else None
         return page
 
@@ -227,13 +229,29 @@ class SessionReader:
             "stored_bytes": sum(entry.size for entry in entries),
         }
 
-    async def export(self, id: str) -> str:
-        """The session as JSON text: its first state, then what changed. `import_session` reads it."""
-        return "".join([part async for part in self.export_parts(id)])
+    async def export(self, id: str, *, plain: bool = False) -> str:
+        """The session as JSON text: its first state, then what changed. `import_session` reads it.
 
-    async def export_parts(self, id: str) -> AsyncIterator[str]:
+        A sealed session's export is sealed too, unless it is asked for `plain`.
+        """
+        return "".join([part async for part in self.export_parts(id, plain=plain)])
+
+    async def export_parts(self, id: str, *, plain: bool = False) -> AsyncIterator[str]:
         """The same text in pieces, for sessions that should not stand in memory whole."""
         head = await self._lookup.existing(id)
+        parts = self._export(head)
+        keyring = None if plain else self._store.keyring_of(head.row.key)
+        if keyring is None:
+            async for part in parts:
+                yield part
+            return
+        sealed = Parcel(keyring, self.namespace)
+        yield transfer.sealed_opening(self._lookup.session(head), sealed.head)
+        async for part in parts:
+            yield sealed.part(part)
+        yield sealed.part("", last=True) + transfer.CLOSING
+
+    async def _export(self, head: Head) -> AsyncIterator[str]:
         session = self._lookup.session(head)
         key, last = head.row.key, head.last.seq
         yield transfer.opening(session)

@@ -63,6 +63,7 @@ COMMANDS = {
             "import": "Store exported sessions, each whole or not at all; prints their ids.",
         },
     ),
+    "Keep secret": ("keys", {"key": "Make a key, show which are in use, or wrap all sessions by a new one."}),
     "In the background": ("keeping", {"keeper": "Fail what gives no sign of life; start a command for each orphan."}),
     "Look after": (
         "tending",

@@ -99,6 +99,7 @@ def listing(found: Sequence[AgentSession], screen: Screen) -> tuple[list[Column]
     """Sessions one line each: times as ages on a terminal, exact in a pipe."""
     ids = short_ids([session.session_id for session in found]) if screen.terminal else {}
     users, held, about = (any(getattr(s, part) for s in found) for part in ("user_id", "owner", "context"))
+    about = about or any(s.locked for s in found)
     columns = [Column("ID"), Column("STATE"), Column("AGENT")]
     columns += [Column("USER")] * users
     columns += [Column("OWNER")] * held
@@ -116,7 +117,7 @@ def listing(found: Sequence[AgentSession], screen: Screen) -> tuple[list[Column]
         row += [session.user_id] * users
         row += [owner_cell(session)] * held
         row += [str(entries(session)), *(when(at, screen) for at in (session.created_at, session.last_heartbeat))]
-        row += [(brief(session.context), DIM)] * about
+        row += [("(sealed)" if session.locked else brief(session.context), DIM)] * about
         rows.append(row)
     return columns, rows
 

@@ -212,12 +212,11 @@ class PostgresStore:
             return await connection.fetchval(first, times, worker.id, worker.name, worker.ttl) or 0
         return await connection.fetchval(self._sql(sql.WORKER), times, worker.id, worker.ttl) or 0
 
-    async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
-        emptied = (
-            "update {s}.checkpoints set frame = null where key = $1 and seq = any($2::text::int8[])"
-            " and frame is not null returning 1"
-        )
-        return len(await self._fetch(emptied, key, _array(seqs)))
+    async def empty(
+        self, key: bytes, seqs: Sequence[int], *, notes: bool = False, body: tuple[bytes, bytes] | None = None
+    ) -> int:
+        emptied = len(await self._fetch(sql.EMPTY, key, _array(seqs), notes)) if seqs else 0
+        return emptied + (0 if body is None else len(await self._fetch(sql.SWAP, key, *body)))
 
     async def purge(self, key: bytes) -> int:
         purged = """
@@ -450,7 +449,9 @@ def _place(cursor: str) -> tuple[int, bytes, int]:
 
 def _where(query: Query) -> tuple[str, list[Any]]:
     """$1 is the clock."""
-    parts, values = list[str](["s.namespace = $2", "s.deleted_at is null"]), list[Any]([query.namespace])
+    parts, values = list[str](["s.namespace = $2"]), list[Any]([query.namespace])
+    if not query.deleted:
+        parts.append("s.deleted_at is null")
 
     def add(part: str, value: Any) -> None:
         values.append(value)
