@@ -294,6 +294,7 @@ class SessionManager:
     refresh = lifted(Manager.refresh)
     delete_session = lifted(Manager.delete_session)
     cleanup_stale_sessions = lifted(Manager.cleanup_stale_sessions)
+    erase = lifted(Manager.erase)
     rotate_keys = lifted(Manager.rotate_keys)
     key_ids = lifted(Manager.key_ids)
     checkpoint = lifted(Manager.checkpoint)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
-from saveslot import codec, rewrapping, transfer
+from saveslot import codec, erasing, rewrapping, transfer
 from saveslot.errors import AlreadyExists, Conflict, InvalidInput, InvalidTransition, NotFound
 from saveslot.holding import SessionHolder
 from saveslot.keeper import Keeper
@@ -327,6 +327,29 @@ class SessionManager(SessionHolder):
             drafts.append(draft)
         verdicts = await self._store.append([draft.group for draft in drafts])
         return sum(verdict.outcome is Outcome.APPENDED for verdict in verdicts)
+
+    async def erase(self, session_id: str | None = None, user_id: str | None = None, *, dry_run: bool = False) -> Data:
+        """Remove all that a session held, or a user's sessions with all their forks, from every tier, for good.
+
+        Also what was only deleted before. Entries stay, without content: `audit` shows them. Held sessions are erased
+        too; their holders are told at their next verb. Interrupted, the next call goes on; a second one finds nothing.
+        The ids, and how many entries held something.
+        """
+        if (session_id is None) == (user_id is None):
+            raise InvalidInput("erase", "name a session or a user, one of them")
+        if session_id is not None:
+            rows = await erasing.of_session(self._store, self.namespace, as_name(session_id, "session_id"))
+            if not rows:
+                raise unknown(session_id, self.namespace)
+        else:
+            rows = await erasing.of_user(self._store, self.namespace, as_name(user_id, "user_id"))
+        told: Data = {"sessions": sorted({row.session_id for row in rows}), "entries": 0}
+        if not dry_run:
+            for row in rows:
+                told["entries"] += await erasing.erase(self._store, row)
+                self._slots.forget(self._slots.get(row.session_id))
+            await erasing.scrubbed(self._store)
+        return told
 
     # Keys
 

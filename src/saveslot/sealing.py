@@ -73,6 +73,11 @@ class SealedStore:
     def keyring(self) -> Keyring | None:
         return self._keyring
 
+    @property
+    def stored(self) -> Store:
+        """The same as it lies there, sealed."""
+        return self._inner
+
     def keyring_of(self, key: bytes) -> Keyring | None:
         """The keys that a session is sealed with; None for one that is not."""
         return None if self._known.get(key) is None else self._keyring

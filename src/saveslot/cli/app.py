@@ -54,6 +54,7 @@ COMMANDS = {
             "pause": "Pause an active session.",
             "resume": "Make a paused session active again.",
             "rm": "Delete sessions; their logs stay as an audit trail.",
+            "erase": "Erase what a session or a user's sessions held, for good; says what it would do.",
         },
     ),
     "Carry": (

@@ -11,6 +11,7 @@ from saveslot.cli.screen import note
 from saveslot.cli.state import DIM
 from saveslot.cli.words import many
 from saveslot.codec import Keyring, new_key
+from saveslot.model import Data
 from saveslot.opening import encryption_keys
 
 Action = Annotated[
@@ -47,7 +48,7 @@ async def _list(common: Common) -> None:
     given = [] if keys is None else Keyring.of(keys).ids
     async with common.sessions() as sessions:
         used = await sessions.key_ids()
-    rows = [
+    rows: list[Data] = [
         {"id": key_id, "sessions": used.get(key_id, 0), "given": key_id in given, "newest": key_id in given[:1]}
         for key_id in dict.fromkeys([*given, *sorted(set(used) - {""})])
     ]
