@@ -12,7 +12,18 @@ import saveslot
 from saveslot import InvalidInput, Unavailable
 
 NAMES = [
-    *("AgentSession", "Checkpoint", "CheckpointManager", "Event", "Held", "LogLine", "Owner", "Page"),
+    *(
+        "AgentSession",
+        "Audit",
+        "AuditLine",
+        "Checkpoint",
+        "CheckpointManager",
+        "Event",
+        "Held",
+        "LogLine",
+        "Owner",
+        "Page",
+    ),
     *("SessionCheckpoint", "SessionManager", "SessionState", "Step", "open"),
     *("AlreadyExists", "Conflict", "Corrupt", "HistoryLost", "InvalidInput", "InvalidTransition", "LeaseHeld"),
     *(

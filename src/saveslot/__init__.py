@@ -26,6 +26,7 @@ from saveslot.errors import (
 
 if TYPE_CHECKING:
     from saveslot import blocking as blocking
+    from saveslot.auditing import Audit, AuditLine
     from saveslot.checkpoints import CheckpointManager
     from saveslot.glance import LogLine
     from saveslot.held import Held
@@ -42,6 +43,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AgentSession",
     "AlreadyExists",
+    "Audit",
+    "AuditLine",
     "Checkpoint",
     "CheckpointManager",
     "Conflict",
@@ -76,6 +79,8 @@ __all__ = [
 # program that only catches our errors, or prints its help, needs neither.
 _HOMES = {
     "AgentSession": "model",
+    "Audit": "auditing",
+    "AuditLine": "auditing",
     "Checkpoint": "model",
     "CheckpointManager": "checkpoints",
     "Event": "log",

@@ -295,6 +295,7 @@ class SessionManager:
     delete_session = lifted(Manager.delete_session)
     cleanup_stale_sessions = lifted(Manager.cleanup_stale_sessions)
     erase = lifted(Manager.erase)
+    audit = lifted(Manager.audit)
     rotate_keys = lifted(Manager.rotate_keys)
     key_ids = lifted(Manager.key_ids)
     checkpoint = lifted(Manager.checkpoint)

@@ -24,6 +24,7 @@ from saveslot.portal import Resident
 from saveslot.sealing import SealedStore
 from saveslot.slot import Draft, Point, Slot, beginning, creation
 from saveslot.stores import Store, open_store
+from saveslot.stores.chained import ChainedStore
 from saveslot.timeline import Timeline, needed, note_of, shown
 
 R = TypeVar("R")
@@ -385,7 +386,7 @@ class _Stored(_Log):
 
 
 async def _opened(url: str, keyring: codec.Keyring | None) -> Store:
-    return SealedStore(await open_store(url), keyring)
+    return SealedStore(ChainedStore(await open_store(url)), keyring)
 
 
 def _repeats(entry: Entry, before: Entry) -> bool:

@@ -40,6 +40,7 @@ from saveslot.settling import settled
 from saveslot.slot import ABOUT, Draft, Point, Slot, beginning, creation, refusal
 from saveslot.slots import Doubts, Slots
 from saveslot.stores import Store
+from saveslot.stores.chained import ChainedStore
 from saveslot.stores.memory import MemoryStore
 from saveslot.timeline import shown
 
@@ -83,8 +84,9 @@ class SessionManager(SessionHolder):
             from saveslot.stores.tiered import TieredStore
 
             store = TieredStore(store, redis_client, session_ttl_hours * 3600)
+        keyring = None if encryption_key is None else codec.Keyring.of(encryption_key)
         super().__init__(
-            SealedStore(store or MemoryStore(), None if encryption_key is None else codec.Keyring.of(encryption_key)),
+            SealedStore(ChainedStore(store or MemoryStore()), keyring),
             namespace,
             max_state_bytes,
             worker_beat=worker_beat,

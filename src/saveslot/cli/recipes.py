@@ -15,6 +15,7 @@ from saveslot.opening import encryption_keys
 from saveslot.sealing import SealedStore
 from saveslot.slot import ABOUT_KINDS
 from saveslot.stores import Store, open_store
+from saveslot.stores.chained import ChainedStore
 from saveslot.timeline import Timeline, needed, note_of
 
 # Entries whose frames are held at a time.
@@ -30,7 +31,7 @@ async def recipes(
     done = looked = 0
     locked: dict[str, int] = {}  # sessions that are sealed with keys we have not, by the key's id
     keys = encryption_keys()
-    store = SealedStore(await open_store(url), None if keys is None else codec.Keyring.of(keys))
+    store = SealedStore(ChainedStore(await open_store(url)), None if keys is None else codec.Keyring.of(keys))
     try:
         for key, namespace, session_id, body in sessions:
             if most is not None and done >= most:
