@@ -70,7 +70,7 @@ def test_erase_says_what_it_would_do_first(store, capsys):
     code, shown = told(capsys, "erase", "--user", "anna", "--json")
     assert json.loads(shown.out) == {"sessions": ["plain", "sealed"], "entries": 0, "applied": False}
     assert b"a secret" in store.read_bytes()
-    code, shown = told(capsys, "erase", "--user", "anna", "--apply", "--json")
+    _, shown = told(capsys, "erase", "--user", "anna", "--apply", "--json")
     assert json.loads(shown.out)["applied"]
     assert b"a secret" not in store.read_bytes()
     assert json.loads(told(capsys, "ls", "--json")[1].out) == []
