@@ -277,7 +277,8 @@ class SessionReader:
         It is verified: `misfit` names the first entry that was changed, removed, inserted or moved in the store.
         `link`: the `head` of an earlier audit, kept elsewhere, which must still be there.
         """
-        rows = await of_session(self._store, self.namespace, as_name(id, "session_id"))
+        head = await self._lookup.head(id)
+        rows = [head.row] if head is not None else await of_session(self._store, self.namespace, id)
         if not rows:
             raise nothing(id, self.namespace)
         entries = await self._store.stored.stored.entries(rows[0].key, frames=False)

@@ -67,7 +67,7 @@ def test_keys_are_made_listed_and_rotated(store, capsys, monkeypatch):
 def test_erase_says_what_it_would_do_first(store, capsys):
     """Nothing is lost without --apply; with it, and without any key, both sessions are."""
     assert told(capsys, "erase")[0] == 2
-    code, shown = told(capsys, "erase", "--user", "anna", "--json")
+    _, shown = told(capsys, "erase", "--user", "anna", "--json")
     assert json.loads(shown.out) == {"sessions": ["plain", "sealed"], "entries": 0, "applied": False}
     assert b"a secret" in store.read_bytes()
     _, shown = told(capsys, "erase", "--user", "anna", "--apply", "--json")

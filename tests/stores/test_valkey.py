@@ -26,6 +26,7 @@ def reached(server: Valkey) -> None:
 
 
 class TestValkey(StoreConformance):
+    erases = False  # its sessions end by themselves
     url: ClassVar[str]
 
     async def open(self, folder: Path, clock: Clock) -> Store:  # noqa: ARG002  (a server has no folder)

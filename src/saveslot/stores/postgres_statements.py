@@ -217,7 +217,8 @@ delete from {{s}}.workers where worker = any(array(
 
 EMPTY = """
 update {s}.checkpoints set frame = null, note = case when $3::bool then substr(note, 1, 16) else note end
-where key = $1 and seq = any($2::text::int8[]) and (frame is not null or ($3::bool and length(note) > 16)) returning 1"""
+where key = $1 and seq = any($2::text::int8[]) and (frame is not null or ($3::bool and length(note) > 16))
+returning 1"""
 SWAP = """
 update {s}.sessions set body = $3::bytea, user_id = case when $3::bytea = '' then '' else user_id end,
   labels = case when $3::bytea = '' then '{}' else labels end

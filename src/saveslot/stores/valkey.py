@@ -48,6 +48,9 @@ CENTURY = 100 * 366 * 24 * 3600
 TIDIED = 200
 
 
+NOT_YET = "Valkey alone as a store cannot erase sessions or wrap their keys anew yet; its sessions end by themselves"
+
+
 class ValkeyStore:
     def __init__(
         self,
@@ -135,7 +138,11 @@ class ValkeyStore:
             told["worker"] = {"id": worker.id.hex(), "name": worker.name, "ttl": worker.ttl, "first": worker.first}
         return await self._server.run_beside(ALWAYS, "beat", self._clocks(), told)
 
-    async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
+    async def empty(
+        self, key: bytes, seqs: Sequence[int], *, notes: bool = False, body: tuple[bytes, bytes] | None = None
+    ) -> int:
+        if notes or body is not None:
+            raise InvalidInput("store", NOT_YET)
         return await self._run(ALWAYS, "empty", {"key": key.hex(), "seqs": list(seqs)})
 
     async def purge(self, key: bytes) -> int:
@@ -209,6 +216,8 @@ class ValkeyStore:
         return True
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
+        if query.deleted:
+            raise InvalidInput("store", NOT_YET)
         stale = query.stale_for is not None
         found: list[Row] = []
         for asked in await self._indexes(query):

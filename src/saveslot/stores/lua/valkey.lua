@@ -438,6 +438,7 @@ end
 
 local function matches(row, q)
   return row.ns == q.namespace
+    and not (row.gone == '1' and not q.deleted)
     and (q.agent_type == nil or row.type == q.agent_type)
     and (q.user_id == nil or row.user == q.user_id)
     and (q.state == nil or row.state == q.state)
