@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import sha256
+from struct import Struct
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -45,6 +46,9 @@ REACH = 127
 REMEMBERED = 100_000
 
 
+_SIZES, _TIME = Struct(">BBQBQHB").pack, Struct(">q").pack
+
+
 class Tip(NamedTuple):
     """What the next entry follows: its id and link, and the times that nobody has covered yet."""
 
@@ -65,25 +69,12 @@ def split(digest: bytes) -> tuple[bytes, bytes]:
 def linked(key: bytes, entry: Entry, before: bytes, times: Sequence[int], *, given: bool) -> bytes:
     """The link of an entry whose digest is bare."""
     mark = len(times) << 1 | given
-    name = entry.name.encode()
-    found = sha256(
-        b"".join(
-            (
-                bytes((mark, len(before))),
-                before,
-                *(at.to_bytes(8, "big", signed=True) for at in times),
-                key,
-                entry.append_id,
-                (((entry.seq << 8 | entry.kind) << 64 | entry.fence) << 16 | len(name)).to_bytes(27, "big"),
-                name,
-                b"\0" if entry.lease is None else b"\1" + entry.lease,
-                bytes((len(entry.digest),)),
-                entry.digest,
-                b"\0" if entry.note is None else b"\1" + entry.note[:SEAL],
-                entry.at.to_bytes(8, "big", signed=True) if given else b"",
-            )
-        )
-    )
+    name, digest, note, lease = entry.name.encode(), entry.digest, entry.note, entry.lease
+    sizes = _SIZES(mark, len(before), entry.seq, entry.kind, entry.fence, len(name), len(digest))
+    spans = b"".join([_TIME(at) for at in times]) if len(times) != 1 else _TIME(times[0])
+    tail = (b"\0" if lease is None else b"\1" + lease) + (b"\0" if note is None else b"\1" + note[:SEAL])
+    own = _TIME(entry.at) if given else b""
+    found = sha256(sizes + before + spans + key + entry.append_id + name + digest + tail + own)
     return bytes((mark,)) + found.digest()[: LINK - 1]
 
 
