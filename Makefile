@@ -21,7 +21,7 @@ test: .venv/.dev ## the quick tests
 	@$(BIN)/pytest -n 2 -m "not faults and not long" tests
 
 test-faults: .venv/.dev ## kill, pause and I/O fault tests
-	@$(BIN)/pytest -m faults tests
+	@$(BIN)/pytest -m "faults and not long" tests
 
 test-long: .venv/.dev ## tests that take minutes
 	@$(BIN)/pytest -m long tests

@@ -8,6 +8,7 @@ from statistics import median
 from bench import servers
 from bench.contenders import APPEND, BARE, FLOOR, OPENAI, SAVESLOT, STANDARD
 from bench.machine import core_packages
+from bench.many import goal
 from bench.run import Results, ratios
 from saveslot.benchmark import Series, Sizes
 
@@ -48,6 +49,9 @@ def written(results: Results, sizes: Sizes, facts: list[tuple[str, str]], day: s
         table(("C", "per second", "p50 ms", "p99 ms", "of LangGraph's"), small_rows(crowd, servers.GRAPH)),
         table(("D", "ms, fresh process", "ms, same process"), resume_rows(results.servers)),
         table((f"{servers.READERS} readers of heads", "per second"), head_rows(results.servers)),
+        "## G. Many sessions",
+        MANY,
+        table(("ms", "goal", *results.many), many_rows(results)),
         "## Walking through a history",
         "A fresh process reads all checkpoints of a session and looks at their data.",
         table(("checkpoints", "bytes more each", "data looked at", "peak growth", "seconds"), walk_rows(results)),
@@ -63,6 +67,9 @@ number of cores, larger ones do not mean much either."""
 OWNING = """\
 One session taken and let go; many held in one process for 11 seconds; then another worker claims them, of 20 entries
 each."""
+MANY = """\
+Of five entries each: a page of 50; analytics, of a tenth of the sessions; 1,000 stale ones found and failed while the
+others beat, or only save checkpoints."""
 LONG_HEAD = ("", "handed over", "total s", "p50 ms first → last", "p99 ms last", "KB a checkpoint", "checkpoints/s")
 SERVERS = """\
 PostgreSQL 18 and Valkey 9.1 on the same machine and cores, with their default settings: fsync and synchronous_commit
@@ -225,6 +232,11 @@ def owning_rows(results: Results) -> Iterable[Row]:
             f"{one['claimed']:,}",
             f"{one['claim_seconds']:.1f}",
         )
+
+
+def many_rows(results: Results) -> Iterable[Row]:
+    for name in next(iter(results.many.values())):
+        yield name, f"{goal(name):,.0f}", *(f"{found[name]:,.1f}" for found in results.many.values())
 
 
 def walk_rows(results: Results) -> Iterable[Row]:

@@ -55,6 +55,7 @@ class Results:
     walks: list[Walk] = field(default_factory=list[Walk])
     owning: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     servers: servers.Results = field(default_factory=servers.Results)
+    many: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])  # ms by store and question
 
 
 def run(folder: Path, sizes: Sizes, repeats: int, walk: int, say: Callable[[str], None]) -> Results:
@@ -74,6 +75,9 @@ def run(folder: Path, sizes: Sizes, repeats: int, walk: int, say: Callable[[str]
         with database(folder) as path:
             results.owning.append(fresh.printed("-m", "bench.owning", path, str(walk)))
     results.servers = servers.run(sizes, repeats, say)
+    for store in ("sqlite", "postgres"):
+        say(f"lists, sweeps and analytics of {walk * 100:,} sessions, {store}")
+        results.many[store] = fresh.printed("-m", "bench.many", store, str(walk * 100))
     for size, every in ((100, 1), (sizes.turn_bytes, 100)):
         say(f"walking through {walk:,} checkpoints of {size} bytes more each")
         results.walks.append(walked(folder, walk, size, every))

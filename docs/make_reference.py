@@ -66,6 +66,8 @@ def _parts() -> Iterator[str]:
     yield "## CheckpointManager"
     yield from list(_markdown(inspect.getdoc(inspect.getmodule(saveslot.CheckpointManager))))[1:]
     yield from _class(saveslot.CheckpointManager)
+    yield "## CheckpointStore"
+    yield from _class(saveslot.CheckpointStore)
     yield "## saveslot.blocking"
     yield from _markdown(inspect.getdoc(blocking))
     yield f"Its `SessionManager` has {', '.join(f'`{name}`' for name, _ in _members(blocking.SessionManager))}."

@@ -47,7 +47,15 @@ def public(kind):
 
 def test_every_method_of_the_async_manager_is_there_with_the_same_signature():
     """Managers, held sessions and keepers have the same public methods, and each takes the same arguments."""
-    inside = {"drafted", "taken", "untaken", "doubt", "trust", "lose"}  # of a held session: for its manager alone
+    inside = {
+        "drafted",
+        "taken",
+        "untaken",
+        "doubt",
+        "trust",
+        "lose",
+        "keep",
+    }  # of a held session: for its manager alone
     for kind, twin in (
         (saveslot.SessionManager, blocking.SessionManager),
         (saveslot.Held, blocking.Held),

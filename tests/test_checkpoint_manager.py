@@ -12,8 +12,18 @@ import apsw
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from saveslot import CheckpointManager, Conflict, InvalidInput, InvalidTransition, NotFound, Unavailable, blocking
-from saveslot.retention import thinned
+from saveslot import (
+    CheckpointManager,
+    Conflict,
+    InvalidInput,
+    InvalidTransition,
+    NotFound,
+    Retention,
+    Unavailable,
+    blocking,
+)
+from saveslot.log import Entry
+from saveslot.model import Kind
 from saveslot.stores import open_store
 
 
@@ -136,8 +146,9 @@ def test_both_kinds_behave_like_a_list(tmp_path_factory, moves, most, after):
                 manager.create(move, {"n": n, "same": 1})
             elif len(manager):
                 assert manager.rollback_to(manager.get_all()[len(manager) // 2].id) == model[-1][1]
-        limit = None if move == "roll back" else after
-        for place in reversed(thinned([name for name, _ in model], most, limit)):
+        rule = Retention(max_checkpoints=most) if move == "roll back" else Retention.parity(most, after)
+        entries = [Entry(place, b"", Kind.CHECKPOINT, name) for place, (name, _) in enumerate(model)]
+        for place in reversed(rule.drops(entries, 0)):
             del model[place]
         for manager in both:
             assert [(made.name, made.data) for made in manager] == model

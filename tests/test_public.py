@@ -12,19 +12,9 @@ import saveslot
 from saveslot import InvalidInput, Unavailable
 
 NAMES = [
-    *(
-        "AgentSession",
-        "Audit",
-        "AuditLine",
-        "Checkpoint",
-        "CheckpointManager",
-        "Event",
-        "Held",
-        "LogLine",
-        "Owner",
-        "Page",
-    ),
-    *("SessionCheckpoint", "SessionManager", "SessionState", "Step", "open"),
+    *("AgentSession", "Audit", "AuditLine", "Checkpoint", "CheckpointManager", "CheckpointStore", "Event", "Garbage"),
+    *("Held", "LogLine", "Owner", "Page", "Retention", "SessionCheckpoint", "SessionManager", "SessionState", "Step"),
+    *("Thinned", "open"),
     *("AlreadyExists", "Conflict", "Corrupt", "HistoryLost", "InvalidInput", "InvalidTransition", "LeaseHeld"),
     *(
         "KeyMissing",

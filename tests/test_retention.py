@@ -1,42 +1,58 @@
-"""The thinning rule, against the sentence that it comes from."""
+"""The rules of retention, against the sentences that they come from."""
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+import pytest
 from hypothesis import given, strategies as st
 
-from saveslot.retention import thinned
+from saveslot import InvalidInput, Retention, codec
+from saveslot.log import Entry
+from saveslot.model import Kind
+from saveslot.retention import DEFAULT, checked, rule_of
+
+HOUR = 3_600_000_000
 
 
-def survivors(names, max_checkpoints, compress_after=None):
-    dropped = thinned(names, max_checkpoints, compress_after)
-    return [place for place in range(len(names)) if place not in dropped]
+def history(names, **of):
+    """Entries with the agent's data, each rebuilt from its own frame, an hour apart."""
+    return [
+        Entry(n, b"", Kind.CHECKPOINT, name, at=n * HOUR, recipe=codec.Recipe(((n, n),), 1, 0, 10).pack(), **of)
+        for n, name in enumerate(names, 1)
+    ]
+
+
+def survivors(names, rule, *, now=0, pinned=(), sizes=None):
+    entries = history(names)
+    dropped = rule.drops(entries, now or len(names) * HOUR, pinned, sizes)
+    return [entry.seq - 1 for entry in entries if entry.seq not in dropped]
 
 
 def test_over_the_limit_the_first_the_last_twenty_and_the_newest_of_each_name_stay():
     """51 checkpoints under three names leave 1 + 3 + 20, and 50 are left alone."""
     names = [f"n{n % 3}" for n in range(51)]
-    assert survivors(names[:50], 100, 50) == list(range(50))
-    assert survivors(names, 100, 50) == [0, 28, 29, 30, *range(31, 51)]
+    assert survivors(names[:50], Retention.parity()) == list(range(50))
+    assert survivors(names, Retention.parity()) == [0, 28, 29, 30, *range(31, 51)]
 
 
 def test_a_name_in_between_is_kept_though_it_is_also_first_or_recent():
     """What lies in between is judged by itself: neither the first nor a recent checkpoint stands for its name there."""
-    assert survivors(["a"] * 30, 100, 10) == [0, 9, *range(10, 30)]
+    assert survivors(["a"] * 30, Retention.parity(compress_after=10)) == [0, 9, *range(10, 30)]
 
 
 def test_over_the_maximum_the_oldest_kept_for_its_name_goes_first():
     """Then the oldest recent ones go; the first stays while there is room for two, the newest always."""
     names = [str(n) for n in range(30)]
-    assert survivors(names, 25) == [0, *range(6, 30)]
-    assert survivors(names, 25, 10) == [0, *range(6, 30)]
-    assert survivors(names, 3) == [0, 28, 29]
-    assert survivors(names, 1) == [29]
+    assert survivors(names, Retention(max_checkpoints=25)) == [0, *range(6, 30)]
+    assert survivors(names, Retention.parity(25, 10)) == [0, *range(6, 30)]
+    assert survivors(names, Retention(max_checkpoints=3)) == [0, 28, 29]
+    assert survivors(names, Retention(max_checkpoints=1)) == [29]
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=15, max_size=70), st.integers(1, 60), st.integers(0, 40))
-def test_the_rule_holds_for_any_history(names, most, after):
+def test_the_parity_rule_holds_for_any_history(names, most, after):
     """Never more than the maximum; below both limits nothing goes; else what the sentence names, oldest first."""
-    kept = survivors(names, most, after)
     expected = list(range(len(names)))
     if len(names) > after:
         recent = expected[-20:]
@@ -47,4 +63,90 @@ def test_the_rule_holds_for_any_history(names, most, after):
         expected = sorted({0, *recent, *newest})
     while len(expected) > most:
         del expected[1 if most > 1 else 0]
-    assert kept == expected
+    assert survivors(names, Retention.parity(most, after)) == expected
+
+
+def test_each_part_of_a_rule_can_be_left_out():
+    """A rule drops only what it names: nothing, all but the last, all but the ends."""
+    names = ["a", "b", "a", "b", "c", "c", "c"]
+    assert survivors(names, Retention()) == list(range(7))
+    assert survivors(names, Retention(keep_last=2)) == [0, 2, 3, 4, 5, 6]
+    assert survivors(names, Retention(keep_last=2, keep_latest_per_name=False)) == [0, 5, 6]
+    assert survivors(names, Retention(0, 2, keep_latest_per_name=False)) == [5, 6]
+    assert survivors(names, Retention(2, 0, keep_latest_per_name=False)) == [0, 1, 6]
+    assert survivors(names, Retention(keep_last=2, compress_after=7)) == list(range(7))
+
+
+def test_age_and_bytes_are_limits():
+    """What is too old goes, though it is the first; then the oldest until the rest fits; the newest always stays."""
+    names = ["a"] * 10
+    assert survivors(names, Retention(max_age=timedelta(hours=3))) == [6, 7, 8, 9]
+    assert survivors(names, Retention(max_age=timedelta(0)), now=100 * HOUR) == [9]
+    sizes = dict.fromkeys(range(1, 11), 10)
+    assert survivors(names, Retention(max_bytes=45), sizes=sizes) == [0, 7, 8, 9]
+    assert survivors(names, Retention(max_bytes=0), sizes=sizes) == [9]
+    assert survivors(names, Retention(max_bytes=100), sizes=sizes) == list(range(10))
+
+
+def test_bytes_are_those_that_are_needed():
+    """Dropping a checkpoint whose frame others are rebuilt from saves nothing: what needs it goes, or stays with it."""
+    entries = history(["a"] * 4)
+    for entry in entries[2:]:
+        entry.recipe = codec.Recipe(((2, 2), (3, entry.seq)), 1, entry.seq - 2, 10).pack()
+    sizes = {1: 10, 2: 100, 3: 1, 4: 1}
+    assert Retention(0, max_bytes=102).drops(entries, 0, (), sizes) == [1]
+    assert Retention(0, max_bytes=50).drops(entries, 0, (), sizes) == [1, 2, 3]
+
+
+@given(
+    st.lists(st.sampled_from("ab"), min_size=1, max_size=40),
+    st.sets(st.integers(1, 40)),
+    st.builds(
+        Retention,
+        st.integers(0, 3),
+        st.none() | st.integers(0, 5),
+        st.booleans(),
+        st.integers(0, 20),
+        st.none() | st.integers(1, 10),
+        st.none() | st.integers(0, 50).map(lambda hours: timedelta(hours=hours)),
+        st.none() | st.integers(0, 300),
+    ),
+)
+def test_pinned_ones_and_the_newest_stay_whatever_the_rule(names, pinned, rule):
+    """No rule drops them, or anything of a history that is short enough; and it survives being written down."""
+    kept = survivors(names, rule, pinned=pinned, sizes=dict.fromkeys(range(1, 41), 10))
+    assert {n - 1 for n in pinned if n <= len(names)} | {len(names) - 1} <= set(kept)
+    if len(names) <= rule.least:
+        assert kept == list(range(len(names)))
+    if rule.max_checkpoints is not None:
+        assert len(kept) <= max(rule.max_checkpoints, len(pinned) + 1)
+    assert Retention.from_dict(rule.to_dict()) == rule
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"keep_first": -1}, {"keep_last": "5"}, {"max_checkpoints": 0}, {"max_age": 5}, {"max_bytes": True}],
+)
+def test_a_rule_that_makes_no_sense_is_refused(wrong):
+    """A wrong number is named; a text that is no rule, too."""
+    with pytest.raises(InvalidInput, match=next(iter(wrong))):
+        Retention(**wrong)
+    with pytest.raises(InvalidInput):
+        Retention.from_dict({"keep": 5})
+    with pytest.raises(InvalidInput):
+        Retention.from_dict("all")
+
+
+def test_which_rule_a_session_has():
+    """Its own, else its agent type's, else that of all others, else the default; None keeps everything."""
+    short, own = Retention(keep_last=1), Retention(keep_last=2)
+    rules = checked({"tutor": short, "grader": None})
+    assert rule_of(rules, "tutor", {}) == short
+    assert rule_of(rules, "tutor", {"saveslot.retention": own.to_dict()}) == own
+    assert rule_of(rules, "grader", {}).keeps_all
+    assert rule_of(rules, "judge", {}) == DEFAULT
+    assert rule_of(checked({"*": short}), "judge", {}) == short
+    assert rule_of(checked(short), "judge", {}) == short
+    assert rule_of(checked(None), "judge", {}).keeps_all
+    with pytest.raises(InvalidInput):
+        checked({"tutor": 5})

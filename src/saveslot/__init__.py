@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from saveslot import blocking as blocking
     from saveslot.auditing import Audit, AuditLine
     from saveslot.checkpoints import CheckpointManager
+    from saveslot.files import CheckpointStore
+    from saveslot.garbage import Garbage
     from saveslot.glance import LogLine
     from saveslot.held import Held
     from saveslot.lifecycle import SessionState
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
     from saveslot.model import AgentSession, Checkpoint, Owner, SessionCheckpoint
     from saveslot.opening import open  # noqa: A004  (saveslot.open reads well)
     from saveslot.reading import Page
+    from saveslot.retention import Retention
     from saveslot.steps import Step
+    from saveslot.thinning import Thinned
 
 __version__ = "0.1.0"
 
@@ -47,9 +51,11 @@ __all__ = [
     "AuditLine",
     "Checkpoint",
     "CheckpointManager",
+    "CheckpointStore",
     "Conflict",
     "Corrupt",
     "Event",
+    "Garbage",
     "Held",
     "HistoryLost",
     "InvalidInput",
@@ -61,6 +67,7 @@ __all__ = [
     "NotFound",
     "Owner",
     "Page",
+    "Retention",
     "SaveslotError",
     "SessionCheckpoint",
     "SessionManager",
@@ -68,6 +75,7 @@ __all__ = [
     "Step",
     "StepFailed",
     "StepUnknown",
+    "Thinned",
     "TooLarge",
     "Unavailable",
     "WrongKey",
@@ -83,15 +91,19 @@ _HOMES = {
     "AuditLine": "auditing",
     "Checkpoint": "model",
     "CheckpointManager": "checkpoints",
+    "CheckpointStore": "files",
     "Event": "log",
+    "Garbage": "garbage",
     "Held": "held",
     "LogLine": "glance",
     "Owner": "model",
     "Page": "reading",
+    "Retention": "retention",
     "SessionCheckpoint": "model",
     "SessionManager": "manager",
     "SessionState": "lifecycle",
     "Step": "steps",
+    "Thinned": "thinning",
     "open": "opening",
 }
 

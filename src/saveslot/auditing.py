@@ -44,13 +44,13 @@ class Audit(msgspec.Struct, frozen=True):
 
 def trail(row: Row, entries: Sequence[Entry], link: str | None = None) -> Audit:
     """From all entries of a log, as stored; with a link that was noted before, which must be among theirs."""
-    holders: dict[bytes, str] = {}
+    holders: dict[int, str] = {}  # by fence: each taking has another, and links cover it
     lines: list[AuditLine] = []
     for entry in entries:
         kind = Kind(entry.kind)
-        if kind in TAKING_KINDS and entry.lease is not None:
-            holders[entry.lease] = _worker(entry)
-        who = "" if entry.lease is None else holders.get(entry.lease, "")
+        if kind in TAKING_KINDS:
+            holders[entry.fence] = _worker(entry)
+        who = holders.get(entry.fence, "") if entry.lease is not None or kind in TAKING_KINDS else ""
         own = split(entry.digest)[1].hex()
         lines.append(AuditLine(entry.seq, kind.label, entry.name, moment(entry.at), who, entry.fence, own))
     wrong = misfit(row.key, entries)

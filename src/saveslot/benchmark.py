@@ -200,7 +200,7 @@ class _Bench:
         for session_id in self.ids:
             [head] = await self.store.heads([(self.namespace, session_id)])
             if head is not None and await self._manager.delete_session(session_id):
-                await self.store.purge(head.row.key)
+                await self.store.purge([head.row.key])
 
 
 async def _resume(url: str, bench: _Bench, session: int, times: int) -> Series:

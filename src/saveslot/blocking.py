@@ -198,6 +198,10 @@ class Keeper:
         limit: int = 4,
         released: bool = False,
         stale_after: timedelta | None = None,
+        thin: bool = True,
+        gc: bool = False,
+        gc_after: timedelta | None = None,
+        tidy_every: float = keeper.TIDY,
     ) -> None:
         """As `saveslot`'s: go on in the background until `stop` or the manager's `close`."""
 
@@ -212,6 +216,10 @@ class Keeper:
                 limit=limit,
                 released=released,
                 stale_after=stale_after,
+                thin=thin,
+                gc=gc,
+                gc_after=gc_after,
+                tidy_every=tidy_every,
             )
         )
 
@@ -279,6 +287,8 @@ class SessionManager:
     find = lifted(Manager.find)
     count = lifted(Manager.count)
     stats = lifted(Manager.stats)
+    metrics = lifted(Manager.metrics)
+    analytics = lifted(Manager.analytics)
     history = lifted(Manager.history)
     walk = iterated(Manager.walk)
     log = lifted(Manager.log)
@@ -299,6 +309,12 @@ class SessionManager:
     rotate_keys = lifted(Manager.rotate_keys)
     key_ids = lifted(Manager.key_ids)
     checkpoint = lifted(Manager.checkpoint)
+    thin = lifted(Manager.thin)
+    thin_all = lifted(Manager.thin_all)
+    pin = lifted(Manager.pin)
+    unpin = lifted(Manager.unpin)
+    pins = lifted(Manager.pins)
+    gc = lifted(Manager.gc)
     rollback = lifted(Manager.rollback)
     fork = lifted(Manager.fork)
     import_session = lifted(Manager.import_session)

@@ -2,7 +2,7 @@
 
 In memory it keeps what it shows and nothing else. With a durable url it is a face of that session's log, the same that
 `saveslot.open(url)` shows: what it drops or clears is hidden by an entry, so a number is never used again. The bytes of
-hidden checkpoints stay in the store until retention empties them.
+hidden checkpoints stay in the store until `thin` or a keeper gives them back.
 """
 
 from __future__ import annotations
@@ -14,13 +14,26 @@ from typing import Any, Self, TypeVar, cast
 
 import msgspec
 
-from saveslot import codec, refs, retention, transfer
+from saveslot import codec, refs, transfer
 from saveslot.errors import InvalidInput, NotFound
 from saveslot.lifecycle import follow
 from saveslot.log import Entry, Head, Row, micros
-from saveslot.model import DATA_KINDS, HIDING_KINDS, Checkpoint, Data, Kind, as_data, as_name, as_time, fresh_key, now
+from saveslot.model import (
+    DATA_KINDS,
+    HIDING_KINDS,
+    KEEPING_KINDS,
+    Checkpoint,
+    Data,
+    Kind,
+    as_data,
+    as_name,
+    as_time,
+    fresh_key,
+    now,
+)
 from saveslot.opening import encryption_keys
 from saveslot.portal import Resident
+from saveslot.retention import Retention, pins
 from saveslot.sealing import SealedStore
 from saveslot.slot import Draft, Point, Slot, beginning, creation
 from saveslot.stores import Store, open_store
@@ -57,6 +70,8 @@ class CheckpointManager:
             raise InvalidInput("compress_after", "must not be negative")
         self.max_checkpoints = max_checkpoints
         self.compress_after = compress_after
+        self._rule = Retention.parity(max_checkpoints, compress_after)
+        self._limit = Retention(max_checkpoints=max_checkpoints)  # what only adds to a history does not compress it
         self._lock = threading.Lock()
         self._callback: Callable[[Checkpoint], object] | None = None
         self._log = (
@@ -91,7 +106,7 @@ class CheckpointManager:
             if before is not None and _repeats(draft.group.entries[-1], before.group.entries[-1]):
                 draft = before  # the caller's retry of one whose outcome it did not learn
             else:
-                self._thin(draft, self.compress_after)
+                self._thin(draft, self._rule)
                 self._log.land(draft)
             made = self._log.made(draft)
         if self._callback is not None:
@@ -111,9 +126,9 @@ class CheckpointManager:
             [target] = self._log.checkpoints([entry])
             data = target.data
             draft = self._log.draft("rollback")
-            dropped = retention.thinned([*self._names(), "session_rolled_back"], self.max_checkpoints)
-            if dropped:
-                draft.clear(self._ranges(dropped, []), "history_thinned")
+            next_one = Entry(draft.at.seq + 1, b"", Kind.ROLLBACK, "session_rolled_back")
+            if dropped := self._dropped([next_one], self._limit):
+                draft.clear(dropped, "history_thinned")
             draft.rollback("session_rolled_back", entry, {"to": target.id, "name": target.name})
             self._log.land(draft)
         return data
@@ -147,7 +162,7 @@ class CheckpointManager:
                     draft.lifecycle(Kind.SKIPPED, "number_skipped", {})
                 at = max(1, micros(item.timestamp))
                 draft.checkpoint(item.name, item.data, item.metadata, at=at, sign=False)
-            self._thin(draft, None)
+            self._thin(draft, self._limit)
             self._log.land(draft)
         return len(items)
 
@@ -219,22 +234,15 @@ class CheckpointManager:
             return None
         return next((entry for entry in self._log.entries if entry.seq == found[1]), None)
 
-    def _names(self) -> list[str]:
-        return [entry.name for entry in self._log.entries]
-
-    def _thin(self, draft: Draft, compress_after: int | None) -> None:
+    def _thin(self, draft: Draft, rule: Retention) -> None:
         """Let the draft hide what it makes too many, in the step that stores it."""
         added = [entry for entry in draft.group.entries if entry.kind in DATA_KINDS]
-        total = len(self._log.entries) + len(added)
-        if total > self.max_checkpoints or (compress_after is not None and total > compress_after):
-            names = self._names() + [entry.name for entry in added]
-            dropped = retention.thinned(names, self.max_checkpoints, compress_after)
-            if dropped:
-                draft.hide(self._ranges(dropped, added))
+        if len(self._log.entries) + len(added) > rule.least and (dropped := self._dropped(added, rule)):
+            draft.hide(dropped)
 
-    def _ranges(self, places: Sequence[int], added: Sequence[Entry]) -> list[tuple[int, int]]:
-        entries = [*self._log.entries, *added]
-        return [(entries[place].seq, entries[place].seq) for place in places]
+    def _dropped(self, added: Sequence[Entry], rule: Retention) -> list[tuple[int, int]]:
+        seqs = rule.drops([*self._log.entries, *added], micros(now()), self._log.pinned)
+        return [(seq, seq) for seq in seqs]
 
 
 class _Log:
@@ -243,10 +251,15 @@ class _Log:
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
         self.entries: list[Entry] = []
+        self.pinned: set[int] = set()
+        self._keeping: list[Entry] = []
         self.settled: Draft | None = None  # a write of unknown outcome that `draft` found to have landed after all
 
     def take(self, news: Sequence[Entry]) -> None:
         self.entries += [entry for entry in news if entry.kind in DATA_KINDS]
+        if keeping := [entry for entry in news if entry.kind in KEEPING_KINDS]:
+            self._keeping += keeping
+            self.pinned = pins(self._keeping)
         if any(entry.kind in HIDING_KINDS for entry in news):
             self.entries = shown(self.entries, news, self.session_id)
 
@@ -333,7 +346,7 @@ class _Stored(_Log):
             self._slot = None  # someone else wrote
         self._key, self._head, self._refused = head.row.key, head, False
         if head.last.seq > self._seen:
-            reach, kinds = (self._seen + 1, head.last.seq), DATA_KINDS | HIDING_KINDS
+            reach, kinds = (self._seen + 1, head.last.seq), DATA_KINDS | HIDING_KINDS | KEEPING_KINDS
             self.take(await store.entries(self._key, [reach], kinds=kinds, frames=False))
             self._seen = head.last.seq
 

@@ -17,7 +17,7 @@ from saveslot import codec
 from saveslot.errors import Corrupt
 from saveslot.log import Outcome, Query, Row
 from saveslot.model import OWNER_KINDS, Kind
-from saveslot.rewrapping import each
+from saveslot.rewrapping import every
 from saveslot.sealing import SealedStore
 from saveslot.slot import ABOUT, Draft, Point, refusal
 
@@ -27,9 +27,10 @@ NOTHING = codec.note({part: {} for part in ABOUT}, "session")
 
 
 async def of_session(store: SealedStore, namespace: str, session_id: str) -> list[Row]:
-    """Every incarnation of that id, the deleted ones too."""
-    query = Query(namespace=namespace, prefix=session_id, deleted=True)
-    return [row async for row in each(store, query) if row.session_id == session_id]
+    """Every incarnation of that id, the deleted ones too, newest first."""
+    query = Query(namespace=namespace, prefix=session_id)
+    found = {row.key: row async for row in every(store, query) if row.session_id == session_id}
+    return sorted(found.values(), key=lambda row: (row.created_at, row.key), reverse=True)
 
 
 async def of_user(store: SealedStore, namespace: str, user_id: str) -> list[Row]:
@@ -38,15 +39,18 @@ async def of_user(store: SealedStore, namespace: str, user_id: str) -> list[Row]
     Which session was forked from which stands in its metadata, so every row of the namespace is looked at. Forks that
     are sealed with a key which was not given are found by their user alone.
     """
-    rows: dict[str, list[Row]] = {}  # incarnations by id, newest first
+    rows: dict[bytes, Row] = {}
     forks: list[tuple[Row, str]] = []
-    async for row in each(store, Query(namespace=namespace, deleted=True)):
+    async for row in every(store, Query(namespace=namespace)):
         kept = Row(row.key, row.namespace, row.session_id, user_id=row.user_id, created_at=row.created_at)
-        rows.setdefault(row.session_id, []).append(kept)
+        rows[row.key] = kept
         if origin := _origin(store.open_row(row)):
             forks.append((kept, origin))
-    chosen = {row.key: row for found in rows.values() for row in found if row.user_id == user_id}
-    parents = [(row, _parent(rows.get(origin, ()), row)) for row, origin in forks]
+    chosen = {row.key: row for row in rows.values() if row.user_id == user_id}
+    named: dict[str, list[Row]] = {}  # incarnations by id, newest first
+    for row in sorted(rows.values(), key=lambda row: (row.created_at, row.key), reverse=True):
+        named.setdefault(row.session_id, []).append(row)
+    parents = [(row, _parent(named.get(origin, ()), row)) for row, origin in forks]
     while more := [row for row, parent in parents if row.key not in chosen and parent in chosen]:
         chosen.update({row.key: row for row in more})
     return list(chosen.values())

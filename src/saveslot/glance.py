@@ -45,13 +45,21 @@ class LogLine(msgspec.Struct, frozen=True):
     changed: list[str]
 
 
-def lines(session_id: str, entries: Iterable[Entry], timeline: Timeline, before: Entry | None) -> Iterator[LogLine]:
-    """`before` is the newest entry with data in front of them; `timeline` has the frames of all."""
+def lines(
+    session_id: str,
+    entries: Iterable[Entry],
+    timeline: Timeline,
+    before: Entry | None,
+    thinned: frozenset[int] = frozenset(),
+) -> Iterator[LogLine]:
+    """`before` is the newest entry with data in front of them; `timeline` has the frames of all but the thinned."""
     texts, readable = _texts(timeline, before)
     for entry in entries:
         name = f"{session_id}:{entry.seq}"
         changed: list[str] = []
-        if entry.kind in DATA_KINDS:
+        if entry.seq in thinned:
+            changed = ["thinned"]
+        elif entry.kind in DATA_KINDS:
             now, sound = _texts(timeline, entry)
             if not sound:
                 changed = ["damaged: run saveslot doctor"]

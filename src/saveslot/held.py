@@ -248,6 +248,21 @@ class Held:
                 await self._append(draft)
 
     @settled
+    async def keep(self, decide: Callable[[Head, Draft], Awaitable[bool]]) -> bool:
+        """Append what `decide` adds to a draft behind the newest entry, if it does: something about keeping."""
+        await self._sure()
+        async with self._slot.lock:
+            if self._slot.doubtful:
+                raise Unavailable(f"session {self._slot.session_id}: a write is in doubt; first retry that one")
+            head, draft = await self._head(), self._slot.draft()
+            if head.last.append_id != self._slot.at.append_id:
+                raise self._told(Outcome.CONFLICT, head)  # its holder will be told by the next verb
+            decided = await decide(head, draft)
+            if decided:
+                await self._append(draft)
+            return decided
+
+    @settled
     async def rollback(self, to: str | int) -> Checkpoint:
         """Go back to what an older entry held, by a new entry: nothing is lost, and the way forward stays open."""
         await self._sure()

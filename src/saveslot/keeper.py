@@ -1,4 +1,5 @@
-"""Background work of an open manager: finishing what dead workers left, failing what gives no sign of life.
+"""Background work of an open manager: finishing what dead workers left, failing what gives no sign of life, thinning
+histories, removing what ended long ago.
 
 It runs in the manager's event loop, does nothing until it is started, and asks one question a beat when all is well.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -21,10 +22,20 @@ from saveslot.stores import Tended
 LOG = logging.getLogger("saveslot")
 # Seconds between two sweeps at most; a tenth of `stale_after` where that is less.
 SWEEP = 60.0
+# Seconds between two looks at what may be thinned or removed: all sessions are looked at.
+TIDY = 3600.0
 # Seconds between two upkeeps of the store.
 TEND = 3600.0
 
 Takeover = Callable[[Held], Awaitable[object]]
+
+
+class Chores(NamedTuple):
+    """What a manager lets its keeper do."""
+
+    sweep: Callable[[timedelta], Awaitable[int]]
+    thin: Callable[[], Awaitable[tuple[int, int, int]]]  # checkpoints marked, frames emptied, their bytes
+    collect: Callable[[timedelta | None], Awaitable[tuple[int, int]]]  # sessions removed, their bytes
 
 
 class Plan(NamedTuple):
@@ -33,20 +44,23 @@ class Plan(NamedTuple):
     limit: int
     released: bool
     stale_after: timedelta | None
+    thin: bool
+    gc: bool
+    gc_after: timedelta | None
 
 
 class Keeper:
-    def __init__(
-        self, holder: SessionHolder, sweep: Callable[[timedelta], Awaitable[int]], beat: float, store: object = None
-    ) -> None:
+    def __init__(self, holder: SessionHolder, chores: Chores, beat: float, store: object = None) -> None:
         self._holder = holder
-        self._sweep = sweep
+        self._chores = chores
         self._store = store
         self._beat = beat
         self._task: asyncio.Task[None] | None = None
+        self._tidying: asyncio.Task[None] | None = None
         self._takeovers: set[asyncio.Task[None]] = set()
         self._next_sweep = self._next_upkeep = 0.0
-        self._counts: Data = {"taken_over": 0, "swept": 0, "errors": 0, "last_error": ""}
+        counted = ("taken_over", "swept", "thinned", "emptied", "removed", "freed_bytes", "errors")
+        self._counts: Data = {**dict.fromkeys(counted, 0), "last_error": ""}
 
     async def start(
         self,
@@ -56,28 +70,44 @@ class Keeper:
         limit: int = 4,
         released: bool = False,
         stale_after: timedelta | None = None,
+        thin: bool = True,
+        gc: bool = False,
+        gc_after: timedelta | None = None,
+        tidy_every: float = TIDY,
     ) -> None:
         """Go on in the background until `stop` or the manager's `close`.
 
         `takeover(held)` is called with each session of a dead worker (`released`: also with those that nobody holds),
         at most `limit` of them at a time; when it returns the session is let go. Sessions without a sign of life for
-        `stale_after` become failed, as by `cleanup_stale_sessions`.
+        `stale_after` become failed, as by `cleanup_stale_sessions`. Every `tidy_every` seconds: `thin` does as
+        `thin_all`, `gc` removes deleted sessions after their grace, `gc_after` also those that ended so long ago.
         """
-        if takeover is None and stale_after is None:
-            raise InvalidInput("keeper", "give it something to do: takeover or stale_after")
+        if takeover is None and stale_after is None and gc_after is None and not (thin or gc):
+            raise InvalidInput("keeper", "give it something to do: takeover, stale_after, thin, gc or gc_after")
+        if tidy_every <= 0:
+            raise InvalidInput("tidy_every", "must be more than 0 s")
         if limit < 1:
             raise InvalidInput("limit", "must be 1 or more")
         await self.stop()
         self._next_sweep = 0.0
-        self._task = asyncio.create_task(self._keep(Plan(takeover, agent_type, limit, released, stale_after)))
+        gc = gc or gc_after is not None
+        plan = Plan(takeover, agent_type, limit, released, stale_after, thin, gc, gc_after)
+        self._task = asyncio.create_task(self._keep(plan, self._round, self._beat))
+        if thin or gc:
+            self._tidying = asyncio.create_task(self._keep(plan, self._tidy, tidy_every))  # nobody waits for it
 
     async def stop(self) -> None:
         """End it. Takeovers under way are cancelled, and their sessions let go."""
-        tasks = [*([] if self._task is None else [self._task]), *self._takeovers]
-        self._task = None
-        for task in tasks:
+        loops = {task for task in (self._task, self._tidying) if task is not None}
+        takeovers = list(self._takeovers)
+        self._task = self._tidying = None
+        for task in takeovers:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while loops:  # before Python 3.12 a cancellation can get lost in `wait_for`
+            for task in loops:
+                task.cancel()
+            _, loops = await asyncio.wait(loops, timeout=1)
+        await asyncio.gather(*takeovers, return_exceptions=True)
 
     async def tend(self) -> None:
         """The upkeep of a store that needs some: PostgreSQL's partitions for months ahead. Hourly, while it runs."""
@@ -89,13 +119,13 @@ class Keeper:
         running = self._task is not None and not self._task.done()
         return {"running": running, "working_on": len(self._takeovers), **self._counts}
 
-    async def _keep(self, plan: Plan) -> None:
+    async def _keep(self, plan: Plan, work: Callable[[Plan], Awaitable[None]], every: float) -> None:
         while True:
             try:
-                await self._round(plan)
+                await work(plan)
             except SaveslotError as exc:
                 self._trouble("keeper", exc)
-            await asyncio.sleep(jittered(self._beat))
+            await asyncio.sleep(jittered(every))
 
     async def _round(self, plan: Plan) -> None:
         room = plan.limit - len(self._takeovers)
@@ -108,10 +138,20 @@ class Keeper:
         now = asyncio.get_running_loop().time()
         if plan.stale_after is not None and now >= self._next_sweep:
             self._next_sweep = now + min(SWEEP, plan.stale_after.total_seconds() / 10)
-            self._counts["swept"] += await self._sweep(plan.stale_after)
+            self._counts["swept"] += await self._chores.sweep(plan.stale_after)
         if now >= self._next_upkeep:
             self._next_upkeep = now + TEND
             await self.tend()
+
+    async def _tidy(self, plan: Plan) -> None:
+        if plan.thin:
+            self._count(zip(("thinned", "emptied", "freed_bytes"), await self._chores.thin(), strict=True))
+        if plan.gc:
+            self._count(zip(("removed", "freed_bytes"), await self._chores.collect(plan.gc_after), strict=True))
+
+    def _count(self, done: Iterable[tuple[str, int]]) -> None:
+        for name, number in done:
+            self._counts[name] += number
 
     async def _take_over(self, takeover: Takeover, held: Held) -> None:
         try:

@@ -14,6 +14,7 @@ import msgspec
 from saveslot.errors import InvalidInput, SaveslotError
 from saveslot.model import Kind
 
+TAKING_KINDS = frozenset({Kind.TAKEN, Kind.CLAIMED})
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
@@ -68,6 +69,9 @@ class Row(msgspec.Struct):
     owner: bytes | None = None  # the worker that holds it
     worker: str = ""  # that one's name; read only
     left: int = 0  # microseconds until others may take the session from it, 0 when they may; read only
+    now: int = 0  # the store's clock when this was read; read only
+    deleted_at: int = 0  # read only
+    weight: int = 0  # bytes of its frames and notes; read only, and only where ended or deleted ones were asked for
     locked: SaveslotError | None = None  # why its body is sealed and cannot be read; read only
 
 
@@ -123,7 +127,7 @@ class Verdict(msgspec.Struct):
 
 
 class Query(msgspec.Struct, kw_only=True):
-    """Which sessions. Deleted ones are among them only when they are asked for."""
+    """Which sessions. Deleted ones are among them only where they are asked for, and then alone."""
 
     namespace: str
     agent_type: str | None = None
@@ -138,7 +142,23 @@ class Query(msgspec.Struct, kw_only=True):
     orphan_for: int | None = None  # held by a worker whose time ran out so many microseconds ago
     owner: bytes | None = None  # held by this worker
     unowned: bool = False  # held by nobody
-    deleted: bool = False  # also the deleted ones: for whoever erases, not for lists
+    ended_for: int | None = None  # completed or failed so many microseconds ago; pages run by (heartbeat, key)
+    deleted_for: int | None = None  # deleted so many microseconds ago; pages run by (deleted_at, key)
+
+
+# An entry without what it holds: its session's key, seq, kind, name, time and size as stored.
+Traced = tuple[bytes, int, int, str, int, int]
+# A sample reads so many entries for each session that it may hold; and so many of the failures among them.
+TRACED, FAILURES = 10, 1_000
+
+
+class Sample(msgspec.Struct):
+    """The newest of some sessions, and their entries, session by session, each in order; at most `limit` of them."""
+
+    limit: int
+    sessions: dict[bytes, tuple[str, int]] = {}  # state and created_at by key, newest first
+    entries: list[Traced] = []
+    failures: list[tuple[bytes, Entry]] = []  # the last failure of each session that is failed now, newest first
 
 
 class Counts(msgspec.Struct):
@@ -148,6 +168,7 @@ class Counts(msgspec.Struct):
     orphaned: int = 0  # of those held: by workers that are dead
     entries: int = 0  # of the whole store
     stored_bytes: int = 0  # of the whole store
+    sample: Sample | None = None
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -163,7 +184,16 @@ class Event(msgspec.Struct, frozen=True):
 
 Ref = bytes | tuple[str, str]  # a session by key, or by namespace and id
 Sign = tuple[bytes, bytes | None]  # of life: a session by key, and the lease that it is held under
-Place = tuple[int, bytes]  # where a page ended: (created_at or heartbeat, key)
+Place = tuple[int, bytes]  # where a page ended: (created_at, heartbeat or deleted_at, key)
+
+
+def order(query: Query) -> tuple[str, bool]:
+    """What the pages of a query run by, beside the key, and whether the newest comes first."""
+    if query.deleted_for is not None:
+        return "deleted_at", False
+    if query.stale_for is not None or query.ended_for is not None:
+        return "heartbeat", False
+    return "created_at", True
 
 
 def feed_number(cursor: str) -> int:
@@ -181,7 +211,9 @@ def judged(group: Group, here: bytes | None, before: bytes | None, row: Row | No
         return Outcome.ALREADY
     if row is None or deleted:
         return Outcome.MISSING
-    if first.lease is not None and (row.fence > first.fence or row.lease != first.lease):
+    # A row that has not seen the fence of an owner's entry went back in time, and says nothing about the lease.
+    back = row.fence < first.fence and first.kind not in TAKING_KINDS
+    if first.lease is not None and not back and (row.fence > first.fence or row.lease != first.lease):
         return Outcome.FENCED
     if before is None or before != group.prev:
         return Outcome.LOST

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from datetime import timedelta
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from saveslot import codec, refs
-from saveslot.errors import LeaseHeld, NotFound
+from saveslot.errors import Corrupt, KeyMissing, LeaseHeld, NotFound
 from saveslot.lifecycle import SessionState, follow
-from saveslot.log import Entry, Head, moment
+from saveslot.log import Entry, Head, Row, moment
 from saveslot.model import (
     DATA_KINDS,
     HIDING_KINDS,
+    KEEPING_KINDS,
     SHOWN_KINDS,
     TAKING_KINDS,
     AgentSession,
     Checkpoint,
+    DamagedSession,
     Data,
     Kind,
     Owner,
@@ -22,9 +28,33 @@ from saveslot.model import (
     as_name,
     now,
 )
-from saveslot.slot import ABOUT, ABOUT_KINDS, Draft, Slot
+from saveslot.slot import ABOUT, Draft, Slot
 from saveslot.stores import Store
-from saveslot.timeline import Range, Timeline, needed, shown
+from saveslot.timeline import Range, Timeline, reach, shown
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# No log is as long.
+BEYOND = 1 << 62
+# Entries about keeping that may come between two writes of someone who need not know of them.
+MOST_KEPT = 16
+
+
+class Overtaken(Exception):
+    """What a reader was about to show was thinned meanwhile: read the head again."""
+
+
+def with_a_fresh_head(read: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Read again when thinning came in between; each time takes another mark, so it ends."""
+
+    @wraps(read)
+    async def reading(*args: P.args, **kwargs: P.kwargs) -> R:
+        while True:
+            with suppress(Overtaken):
+                return await read(*args, **kwargs)
+
+    return reading
 
 
 class Lookup:
@@ -63,10 +93,11 @@ class Lookup:
             )
         return found[0]
 
+    @with_a_fresh_head
     async def checkpoint(self, session_id: str, ref: str | int) -> Checkpoint:
         head = await self.existing(session_id)
         entry = await self.entry(head, ref)
-        return (await self.timeline(head, needed([entry]))).checkpoint(entry, Checkpoint)
+        return (await self.timeline(head, [entry])).checkpoint(entry, Checkpoint)
 
     async def rollback(self, slot: Slot, head: Head, to: str | int) -> Draft:
         """The entry that goes back to what an older one held."""
@@ -119,6 +150,7 @@ class Lookup:
             left = left[max(0, len(left) - newest) :]
         return left
 
+    @with_a_fresh_head
     async def state_at(self, session_id: str, ref: str | int) -> codec.State:
         """The agent's data as of a ref; one that reads as another session's checkpoint id is looked up there."""
         other = refs.elsewhere(ref)
@@ -129,34 +161,62 @@ class Lookup:
         data = await self.data_entry(head, await self.entry(head, ref))
         if data is None:
             return codec.State()
-        return (await self.timeline(head, needed([data]))).state(data)
+        return (await self.timeline(head, [data])).state(data)
 
-    async def timeline(self, head: Head, ranges: list[Range], *, data: bool = True, since: int = 0) -> Timeline:
-        kinds = DATA_KINDS if data else ABOUT_KINDS
+    async def timeline(
+        self,
+        head: Head,
+        entries: Iterable[Entry],
+        kinds: frozenset[Kind] = DATA_KINDS,
+        *,
+        since: int = 0,
+        thinned: frozenset[int] = frozenset(),
+    ) -> Timeline:
+        """What rebuilds these entries. `Overtaken` when a frame is missing that was thinned after that head."""
+        recipes = {e.seq: codec.Recipe.unpack(e.recipe) for e in entries if e.kind in kinds and e.recipe}
+        ranges = reach(recipes.values())
         frames = await self.store.entries(head.row.key, ranges, kinds=kinds) if ranges else []
-        return Timeline(head.row.session_id, frames, since)
+        timeline = Timeline(head.row.session_id, frames, since, thinned)
+        if not all(timeline.whole(recipe) for seq, recipe in recipes.items() if seq not in thinned):
+            news = await self.store.entries(head.row.key, [(head.last.seq + 1, BEYOND)], kinds=HIDING_KINDS, newest=1)
+            if news or await self.store.heads([head.row.key]) == [None]:
+                raise Overtaken
+        return timeline
+
+    async def hidden(self, head: Head) -> frozenset[int]:
+        """The seqs of the checkpoints that something hides as of that head."""
+        kinds = DATA_KINDS | HIDING_KINDS
+        found = await self.store.entries(head.row.key, [(1, head.last.seq)], kinds=kinds, frames=False)
+        data = [entry for entry in found if entry.kind in DATA_KINDS]
+        return frozenset(e.seq for e in data).difference(e.seq for e in shown(data, found, head.row.session_id))
+
+    async def overtaken(self, head: Head, seen: int, append_id: bytes) -> bool:
+        """True when all that came behind what someone has seen is about keeping: nobody's work builds on that."""
+        came = await self.store.entries(head.row.key, [(seen, head.last.seq)], newest=MOST_KEPT, frames=False)
+        at_seen = came[:1] and came[0].seq == seen and came[0].append_id == append_id
+        return bool(at_seen) and all(entry.kind in KEEPING_KINDS for entry in came[1:])
 
     def session(self, head: Head, *, locked: bool = False) -> AgentSession:
         """`locked`: one that is sealed and cannot be opened may be shown, without its context and metadata."""
         row, last = head.row, head.last
-        if row.locked is not None and not locked:
+        if isinstance(row.locked, KeyMissing) and not locked:
             raise row.locked
-        shut: Data = {"context": {}, "metadata": {}, "labels": row.labels}
-        told = codec.read_note(row.body) if row.locked is None else shut
-        texts = {part: codec.encode(told[part], part)[0] for part in ABOUT}
-        session = AgentSession(
-            row.session_id,
-            row.agent_type,
-            row.user_id,
-            SessionState(row.state),
-            moment(row.created_at),
-            moment(max(row.heartbeat, last.alive)),
-            told["context"],
-            told["metadata"],
-            told["labels"],
-        )
+        known: Data = {
+            "session_id": row.session_id,
+            "agent_type": row.agent_type,
+            "user_id": row.user_id,
+            "state": SessionState(row.state),
+            "created_at": moment(row.created_at),
+            "last_heartbeat": moment(max(row.heartbeat, last.alive)),
+        }
+        try:
+            told = _about(row)
+        except Corrupt as exc:  # who lists, claims or ends many sessions must not stop at one
+            session, texts = DamagedSession(exc, **known, labels=row.labels), dict[str, bytes]()
+        else:
+            session, texts = AgentSession(**known, **told), {part: codec.encode(told[part], part)[0] for part in ABOUT}
         session.seen = Seen(row.key, last.seq, last.append_id, texts)
-        session.locked = row.locked is not None
+        session.locked = isinstance(row.locked, KeyMissing)
         session.owner = None if row.lease is None else Owner(row.worker, row.left / 1_000_000)
         return session
 
@@ -176,3 +236,12 @@ class Lookup:
 
 def unknown(session_id: str, namespace: str) -> NotFound:
     return NotFound(f"no session {session_id} in namespace {namespace}; find() and `saveslot ls` list what is there")
+
+
+def _about(row: Row) -> Data:
+    """Context, metadata and labels; of a session whose key we have not only what its row shows."""
+    if isinstance(row.locked, KeyMissing):
+        return {"context": {}, "metadata": {}, "labels": row.labels}
+    if row.locked is not None:
+        raise row.locked
+    return codec.read_note(row.body)

@@ -10,12 +10,12 @@ from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from saveslot import codec, erasing, rewrapping, transfer
-from saveslot.errors import AlreadyExists, Conflict, InvalidInput, InvalidTransition, NotFound
-from saveslot.holding import SessionHolder
-from saveslot.keeper import Keeper
+from saveslot.errors import AlreadyExists, Conflict, Corrupt, InvalidInput, InvalidTransition, NotFound
+from saveslot.garbage import SessionCollector
+from saveslot.keeper import Chores, Keeper
 from saveslot.lifecycle import FAILED, SessionState, follow
 from saveslot.log import Entry, Group, Head, Outcome, Place, Query, Row, Verdict, micros, moment
-from saveslot.lookup import unknown
+from saveslot.lookup import Overtaken, unknown, with_a_fresh_head
 from saveslot.model import (
     DATA_KINDS,
     SHOWN_KINDS,
@@ -34,14 +34,17 @@ from saveslot.model import (
     fresh_key,
     now,
 )
+from saveslot.recent import MAX_AGE, Level
+from saveslot.retention import DEFAULT, OWN, Retention, Rules
 from saveslot.saving import Save, drafted
 from saveslot.sealing import SealedStore
 from saveslot.settling import settled
 from saveslot.slot import ABOUT, Draft, Point, Slot, beginning, creation, refusal
-from saveslot.slots import Doubts, Slots
+from saveslot.slots import Doubts
 from saveslot.stores import Store
 from saveslot.stores.chained import ChainedStore
 from saveslot.stores.memory import MemoryStore
+from saveslot.stores.metered import metered
 from saveslot.timeline import shown
 
 # While someone holds a session these are the owner's alone.
@@ -50,7 +53,7 @@ OWNERS_ALONE = DATA_KINDS | {Kind.COMPLETED}
 SWEEP_BATCH = 200
 
 
-class SessionManager(SessionHolder):
+class SessionManager(SessionCollector):
     """Sessions and their checkpoints in one namespace of one store. In memory, unless it is given a store.
 
     `db_pool` is an asyncpg pool of the caller's, `schema` the PostgreSQL schema with the tables; `redis_client`, an
@@ -71,6 +74,7 @@ class SessionManager(SessionHolder):
         worker_beat: float = 5.0,
         worker_ttl: float = 20.0,
         max_block: float = 300.0,
+        retention: Rules = DEFAULT,
     ) -> None:
         if db_pool is not None:
             from saveslot.stores.postgres import PostgresStore  # imported when it is used
@@ -85,17 +89,19 @@ class SessionManager(SessionHolder):
 
             store = TieredStore(store, redis_client, session_ttl_hours * 3600)
         keyring = None if encryption_key is None else codec.Keyring.of(encryption_key)
+        self._telling = metered(store or MemoryStore())
         super().__init__(
-            SealedStore(ChainedStore(store or MemoryStore()), keyring),
+            SealedStore(ChainedStore(self._telling), keyring),
             namespace,
             max_state_bytes,
             worker_beat=worker_beat,
             worker_ttl=worker_ttl,
             max_block=max_block,
+            retention=retention,
         )
         self.session_ttl_hours = session_ttl_hours
-        self.keeper = Keeper(self, self.cleanup_stale_sessions, worker_beat, self._store)
-        self._slots = Slots()
+        chores = Chores(self.cleanup_stale_sessions, self.thin_all, self._collect)
+        self.keeper = Keeper(self, chores, worker_beat, self._store)
         self._births = Doubts()
         self._deaths = Doubts()
         self._deleting = WeakValueDictionary[str, asyncio.Lock]()
@@ -114,9 +120,22 @@ class SessionManager(SessionHolder):
         await self._leave()
         await self._store.close()
 
-    async def stats(self) -> Data:
+    async def stats(self, *, level: Level = "strong", max_age: float = MAX_AGE) -> Data:
         """Sessions of this namespace by state, agent type and owner; the whole store; this worker and its keeper."""
-        return {**await super().stats(), "worker": self.worker, "keeper": self.keeper.stats}
+        return {**await super().stats(level=level, max_age=max_age), "worker": self.worker, "keeper": self.keeper.stats}
+
+    async def metrics(self) -> Data:
+        """What this manager and its tiers did since it was opened: counts, and how long calls took. Asks nobody."""
+        slots, recent = self._slots, self._recent
+        memory = {
+            "sessions": len(slots),
+            "bytes": slots.weight,
+            "hits": slots.hits,
+            "misses": slots.misses,
+            "cached_hits": recent.hits,
+            "cached_misses": recent.misses,
+        }
+        return {"memory": memory, **self._telling.metrics(), "worker": self.worker}
 
     # Sessions
 
@@ -130,14 +149,19 @@ class SessionManager(SessionHolder):
         *,
         labels: dict[str, str] | None = None,
         session_id: str | None = None,
+        retention: Retention | None = None,
     ) -> AgentSession:
-        """A new session, active, with its first entry. `AlreadyExists` when the id is taken in this namespace."""
+        """A new session, active, with its first entry. `AlreadyExists` when the id is taken in this namespace.
+
+        `retention` is its own rule, kept with it; None: that of its agent type or of the manager.
+        """
+        own: Data = {} if retention is None else {OWN: retention.to_dict()}
         session = AgentSession(
             session_id=fresh_id() if session_id is None else session_id,
             agent_type=agent_type,
             user_id=user_id,
             context=as_data(context, "context"),
-            metadata=as_data(metadata, "metadata"),
+            metadata=as_data(metadata, "metadata") | own,
             labels=as_labels(labels),
         )
         return await self._create(session, self._born(session))
@@ -179,6 +203,7 @@ class SessionManager(SessionHolder):
         return session
 
     @settled
+    @with_a_fresh_head
     async def update_session(self, session: AgentSession) -> AgentSession:
         """Append what was staged and what changed in context, metadata and labels, in one durable step."""
         slot = await self._slot(session.session_id)
@@ -320,9 +345,10 @@ class SessionManager(SessionHolder):
                 continue
             # No limit: a context without room for the reason must not stop the sweep.
             draft = Draft(head.row.key, Point.of(head)._replace(about=codec.State()), 1 << 40)
-            about = codec.read_note(head.row.body)
-            about["context"]["failure_reason"] = "heartbeat_timeout"
-            draft.about(about)
+            with suppress(Corrupt):  # a damaged context stays as it is; the session ends like any other
+                about = codec.read_note(head.row.body)
+                about["context"]["failure_reason"] = "heartbeat_timeout"
+                draft.about(about)
             draft.lifecycle(Kind.FAILED, "session_failed", {"error": "heartbeat_timeout", "details": {}})
             draft.become(FAILED)
             draft.group.only_stale = silence
@@ -393,8 +419,9 @@ class SessionManager(SessionHolder):
             return await self._checkpoint(value, session_id, save)
         return await self._settled_checkpoint(value, session_id, save)
 
+    @with_a_fresh_head
     async def _checkpoint(self, session: AgentSession | None, session_id: str, save: Save) -> Checkpoint:
-        slot = self._slots.get(session_id) or await self._slot(session_id)
+        slot = self._slots.known(session_id) or await self._slot(session_id)
         async with slot.lock:
             before = await self._settle(slot, session) if slot.doubtful else None
             if session is not None:
@@ -414,6 +441,7 @@ class SessionManager(SessionHolder):
     _settled_checkpoint = settled(_checkpoint)
 
     @settled
+    @with_a_fresh_head
     async def rollback(self, id: AgentSession | str, to: str | int) -> Checkpoint:
         """Go back to what an older entry held, by a new entry: nothing is lost, and the way forward stays open.
 
@@ -484,9 +512,10 @@ class SessionManager(SessionHolder):
     # The slots
 
     async def _slot(self, session_id: str) -> Slot:
-        slot = self._slots.get(as_name(session_id, "session_id"))
+        slot = self._slots.known(as_name(session_id, "session_id"))
         if slot is not None:
             return slot
+        self._slots.misses += 1
         head = await self._lookup.existing(session_id)
         slot = self._slots.get(session_id)  # another caller may have been quicker
         if slot is None:
@@ -498,10 +527,13 @@ class SessionManager(SessionHolder):
         try:
             return await slot.append(draft)
         except Conflict as exc:
-            if any(entry.kind in OWNERS_ALONE for entry in draft.group.entries):
-                head = await self._lookup.head(slot.session_id)
-                if head is not None and head.row.lease is not None:
-                    raise await self._lookup.held(head) from exc
+            head = await self._lookup.head(slot.session_id)
+            seen, prev = draft.group.entries[0].seq - 1, draft.group.prev
+            if head is not None and prev is not None and await self._lookup.overtaken(head, seen, prev):
+                raise Overtaken from exc
+            owners = any(entry.kind in OWNERS_ALONE for entry in draft.group.entries)
+            if owners and head is not None and head.row.lease is not None:
+                raise await self._lookup.held(head) from exc
             raise
         finally:
             if slot.refused:
@@ -544,8 +576,10 @@ class SessionManager(SessionHolder):
                 self._slots.renew(slot, head)
                 raise unknown(session.session_id, self.namespace)
             if head.last.append_id != seen.append_id:
-                self._slots.renew(slot, head)
-                raise refusal(session.session_id, Verdict(Outcome.CONFLICT, head=head.last), seen.seq)
+                if not await self._lookup.overtaken(head, seen.seq, seen.append_id):
+                    self._slots.renew(slot, head)
+                    raise refusal(session.session_id, Verdict(Outcome.CONFLICT, head=head.last), seen.seq)
+                seen.seq, seen.append_id = head.last.seq, head.last.append_id
             slot.meet(head)
         return seen
 

@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Any, Self, cast
 from uuid import UUID
 
-from saveslot.errors import InvalidInput, NotFound
+from saveslot.errors import Corrupt, InvalidInput, NotFound
 from saveslot.lifecycle import COMPLETED, FAILED, SessionState, follow
 
 Data = dict[str, Any]
@@ -223,6 +223,9 @@ class Kind(IntEnum):
     STEP_STARTED = 16
     STEP_FINISHED = 17
     STEP_FAILED = 18
+    MARKED = 19  # hides checkpoints that retention drops: its note names them, its frame is there until theirs are gone
+    PINNED = 20  # retention leaves the checkpoint alone that its note names …
+    UNPINNED = 21  # … until here
 
     @property
     def label(self) -> str:
@@ -232,13 +235,16 @@ class Kind(IntEnum):
 
 # What carries the agent's data, what hides some of that, and what a history shows unless it is asked for everything.
 DATA_KINDS = frozenset({Kind.CHECKPOINT, Kind.ROLLBACK, Kind.THINNED})
-HIDING_KINDS = frozenset({Kind.CLEARED, Kind.THINNED})
+HIDING_KINDS = frozenset({Kind.CLEARED, Kind.THINNED, Kind.MARKED})
 TAKING_KINDS = frozenset({Kind.TAKEN, Kind.CLAIMED})
 OWNER_KINDS = TAKING_KINDS | {Kind.RELEASED}
 STEP_KINDS = frozenset({Kind.STEP_STARTED, Kind.STEP_FINISHED, Kind.STEP_FAILED})
-SHOWN_KINDS = frozenset(Kind) - {Kind.UPDATED, Kind.TOMBSTONE, Kind.CLEARED, Kind.SKIPPED} - OWNER_KINDS - STEP_KINDS
+# What is said about keeping: nobody's work builds on it.
+KEEPING_KINDS = frozenset({Kind.MARKED, Kind.PINNED, Kind.UNPINNED})
+UNSHOWN_KINDS = OWNER_KINDS | STEP_KINDS | KEEPING_KINDS
+SHOWN_KINDS = frozenset(Kind) - {Kind.UPDATED, Kind.TOMBSTONE, Kind.CLEARED, Kind.SKIPPED} - UNSHOWN_KINDS
 # What leaves the session's row as it is: one row written, not two.
-PLAIN_KINDS = STEP_KINDS | {Kind.CHECKPOINT}
+PLAIN_KINDS = STEP_KINDS | KEEPING_KINDS | {Kind.CHECKPOINT}
 
 VERBS = {
     Kind.CHECKPOINT: "checkpoint",
@@ -395,6 +401,32 @@ class AgentSession:
         self.checkpoints.append(made)
         self.staged.append(Staged(kind, made))
         return made
+
+
+class DamagedSession(AgentSession):
+    """One whose stored context and metadata cannot be read: looking at them raises `Corrupt`, all else is as ever."""
+
+    def __init__(self, damage: Corrupt, **known: Any) -> None:
+        super().__init__(**known)
+        self.damage = damage.reason
+        del self.context, self.metadata
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {"context", "metadata"}:
+            raise Corrupt(f"session {self.session_id}", self.damage)
+        raise AttributeError(name)
+
+    def readable(self) -> Data:
+        """Its `to_dict` without what cannot be read, and what is wrong with that."""
+        whole = AgentSession(
+            **{part: getattr(self, part) for part in ("session_id", "agent_type", "user_id", "state", "labels")},
+            created_at=self.created_at,
+            last_heartbeat=self.last_heartbeat,
+        )
+        return {**whole.to_dict(), "context": None, "metadata": None, "damage": self.damage}
+
+    def __repr__(self) -> str:
+        return f"DamagedSession({self.session_id!r}, {self.state}, {self.damage!r})"
 
 
 def as_state(value: Any) -> SessionState:

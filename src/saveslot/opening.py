@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 from saveslot import codec, settings
 from saveslot.errors import InvalidInput
 from saveslot.manager import SessionManager
+from saveslot.retention import DEFAULT, Rules
 from saveslot.settings import Setting
 from saveslot.stores import open_store
 
@@ -41,6 +39,7 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
         worker_beat: float = 5.0,
         worker_ttl: float = 20.0,
         max_block: float = 300.0,
+        retention: Rules = DEFAULT,
     ) -> None:
         told = located(url, hot, namespace)
         self._url = told["url"].value
@@ -55,6 +54,7 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
             "worker_beat": worker_beat,
             "worker_ttl": worker_ttl,
             "max_block": max_block,
+            "retention": retention,
         }
         self._manager: SessionManager | None = None
 
@@ -98,10 +98,4 @@ def encryption_keys(given: codec.Keys | None = None) -> codec.Keys | None:
 
 def default_url() -> str:
     """One file where the platform keeps a user's data."""
-    if sys.platform == "win32":
-        folder = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        folder = Path.home() / "Library" / "Application Support"
-    else:
-        folder = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return settings.sqlite_url(folder / "saveslot" / "saveslot.db")
+    return settings.sqlite_url(settings.data_folder() / "saveslot.db")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal, TypeVar
 
-from saveslot import difference, glance, refs, transfer
+from saveslot import analysis, difference, glance, refs, transfer
 from saveslot.auditing import Audit, nothing, trail
 from saveslot.codec.parcel import Parcel
 from saveslot.erasing import of_session
-from saveslot.errors import InvalidInput
+from saveslot.errors import Corrupt, InvalidInput
 from saveslot.lifecycle import SessionState
-from saveslot.log import Entry, Event, Head, Query, micros
-from saveslot.lookup import Lookup
+from saveslot.log import Counts, Entry, Event, Head, Query, Sample, micros
+from saveslot.lookup import Lookup, Overtaken, with_a_fresh_head
 from saveslot.model import (
     DATA_KINDS,
     SHOWN_KINDS,
@@ -27,8 +28,10 @@ from saveslot.model import (
     as_state,
     as_time,
 )
+from saveslot.recent import MAX_AGE, Level, Recent
 from saveslot.sealing import SealedStore
-from saveslot.timeline import merged, needed
+from saveslot.slot import ABOUT_KINDS
+from saveslot.timeline import merged, note_of
 
 C = TypeVar("C", bound=SessionCheckpoint)
 
@@ -36,6 +39,8 @@ C = TypeVar("C", bound=SessionCheckpoint)
 HISTORY_BYTES = 8 * 1024 * 1024
 # A page of `find`, when the caller does not say; and one of our own, when all are wanted.
 PAGE, WIDE_PAGE = 100, 1000
+# Sessions whose entries `analytics` looks at, the newest ones: as many as can be read while somebody waits.
+SAMPLE = 5_000
 # How long one question to a store's feed waits before it is asked again.
 WATCH_WAIT = 5.0
 # Entries whose frames a walk or an export holds at a time.
@@ -55,10 +60,22 @@ class SessionReader:
         self.namespace = as_name(namespace, "namespace")
         self._store = store
         self._lookup = Lookup(store, namespace)
+        self._recent = Recent(store)
 
-    async def get_session(self, id: str, *, history: int | Literal["all"] | None = None) -> AgentSession | None:
-        """The session as of now, or None, with its newest checkpoints (8 MB as stored), decoded when looked at."""
-        head = await self._lookup.head(id)
+    @with_a_fresh_head
+    async def get_session(
+        self,
+        id: str,
+        *,
+        history: int | Literal["all"] | None = None,
+        level: Level = "strong",
+        max_age: float = MAX_AGE,
+    ) -> AgentSession | None:
+        """The session as of now, or None, with its newest checkpoints (8 MB as stored), decoded when looked at.
+
+        `level="cached"`: as it was at most `max_age` seconds ago.
+        """
+        [head] = await self._recent.at(level, max_age).heads([(self.namespace, as_name(id, "session_id"))])
         if head is None:
             return None
         session = self._lookup.session(head)
@@ -66,14 +83,25 @@ class SessionReader:
         return session
 
     async def get_active_sessions(
-        self, agent_type: str | None = None, user_id: str | None = None
+        self,
+        agent_type: str | None = None,
+        user_id: str | None = None,
+        *,
+        level: Level = "strong",
+        max_age: float = MAX_AGE,
     ) -> list[AgentSession]:
         """All active sessions, newest first, without their histories."""
         found: list[AgentSession] = []
         after: str | None = None
         while True:
             page = await self.find(
-                agent_type=agent_type, user_id=user_id, state=SessionState.ACTIVE, limit=WIDE_PAGE, after=after
+                agent_type=agent_type,
+                user_id=user_id,
+                state=SessionState.ACTIVE,
+                limit=WIDE_PAGE,
+                after=after,
+                level=level,
+                max_age=max_age,
             )
             found += page
             after = page.next
@@ -94,13 +122,19 @@ class SessionReader:
         orphaned: bool = False,
         limit: int = PAGE,
         after: str | None = None,
+        level: Level = "strong",
+        max_age: float = MAX_AGE,
     ) -> Page:
-        """A page of sessions, newest first, without their histories; `orphaned`: those whose owners died."""
+        """A page of sessions, newest first, without their histories; `orphaned`: those whose owners died.
+
+        `level="cached"`: as it was at most `max_age` seconds ago.
+        """
         query = self._query(agent_type, user_id, state, labels, created_after, created_before, text, prefix, orphaned)
         if limit < 1:
             raise InvalidInput("limit", "must be 1 or more")
-        rows = await self._store.find(query, refs.place(after), limit)
-        heads = await self._store.heads([row.key for row in rows])
+        store = self._recent.at(level, max_age)
+        rows = await store.find(query, refs.place(after), limit)
+        heads = await store.heads([row.key for row in rows])
         found = [head for head in heads if head is not None and _still(head, query)]
         page = Page(self._lookup.session(head, locked=True) for head in found)
         page.next = refs.cursor((rows[-1].created_at, rows[-1].key)) if len(rows) == limit else None
@@ -118,24 +152,55 @@ class SessionReader:
         text: str | None = None,
         prefix: str | None = None,
         orphaned: bool = False,
+        level: Level = "strong",
+        max_age: float = MAX_AGE,
     ) -> int:
         """How many sessions `find` would show."""
         query = self._query(agent_type, user_id, state, labels, created_after, created_before, text, prefix, orphaned)
-        return sum((await self._store.count(query)).states.values())
+        return sum((await self._recent.at(level, max_age).count(query)).states.values())
 
-    async def stats(self) -> Data:
+    async def stats(self, *, level: Level = "strong", max_age: float = MAX_AGE) -> Data:
         """Sessions of this namespace by state and agent type; entries and bytes of the whole store."""
-        counts = await self._store.count(Query(namespace=self.namespace))
+        return _counted(await self._recent.at(level, max_age).count(Query(namespace=self.namespace)))
+
+    async def analytics(
+        self,
+        *,
+        agent_type: str | None = None,
+        user_id: str | None = None,
+        state: SessionState | str | None = None,
+        labels: dict[str, str] | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+        text: str | None = None,
+        between: tuple[str, str] | None = None,
+        bucket: timedelta | None = None,
+        sample: int = SAMPLE,
+    ) -> Data:
+        """How these sessions do. Those by state and agent type are all counted; entries are the newest sessions'.
+
+        `looked_at` says how many sessions and entries that were, and since when: at most `sample` sessions with ten
+        entries each on average. `between` two names: the time from each of the first to the next of the other, in
+        seconds. `bucket`: the piece of time that `rate` counts in. `failures` of the newest 1,000 that failed.
+        """
+        if sample < 1:
+            raise InvalidInput("sample", "must be 1 or more")
+        query = self._query(agent_type, user_id, state, labels, created_after, created_before, text, None, False)  # noqa: FBT003
+        counts = await self._store.count(query, sample)
+        found = counts.sample or Sample(0)
+        reasons = Counter(
+            "(sealed)" if self._store.is_locked(key) else _reason(entry, key) for key, entry in found.failures
+        )
         return {
-            "sessions": sum(counts.states.values()),
-            "by_state": {state.value: counts.states.get(state.value, 0) for state in SessionState},
-            "by_agent_type": dict(sorted(counts.agent_types.items())),
-            "held": counts.held,
-            "orphaned": counts.orphaned,
-            "entries": counts.entries,
-            "stored_bytes": counts.stored_bytes,
+            **_counted(counts),
+            **analysis.analysed(found, between, bucket),
+            "failures": {
+                "read": len(found.failures),
+                "reasons": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
+            },
         }
 
+    @with_a_fresh_head
     async def history(
         self,
         id: str,
@@ -162,7 +227,8 @@ class SessionReader:
             entries = await self._lookup.shown(head, SHOWN_KINDS, name=name, newest=newest)
         chosen = [entry for entry in entries if first < entry.at <= last]
         chosen = chosen if limit is None else chosen[max(0, len(chosen) - limit) :]
-        timeline = await self._lookup.timeline(head, needed(chosen))
+        thinned = await self._lookup.hidden(head) if all else frozenset[int]()
+        timeline = await self._lookup.timeline(head, chosen, thinned=thinned)
         return [timeline.checkpoint(entry, Checkpoint) for entry in chosen]
 
     async def walk(self, id: str) -> AsyncIterator[Checkpoint]:
@@ -171,7 +237,14 @@ class SessionReader:
         entries = await self._lookup.shown(head, SHOWN_KINDS)
         for start in range(0, len(entries), STRIDE):
             part = entries[start : start + STRIDE]
-            timeline = await self._lookup.timeline(head, needed(part))
+            while True:
+                try:
+                    timeline = await self._lookup.timeline(head, part)
+                    break
+                except Overtaken:  # those that were thinned meanwhile are left out
+                    head = await self._lookup.existing(id)
+                    gone = await self._lookup.hidden(head)
+                    part = [entry for entry in part if entry.seq not in gone]
             for entry in part:
                 yield timeline.checkpoint(entry, Checkpoint)
 
@@ -186,6 +259,7 @@ class SessionReader:
             return {}
         return (await self._lookup.state_at(id, ref)).value()
 
+    @with_a_fresh_head
     async def log(self, id: str, *, limit: int | None = None, all: bool = False) -> list[glance.LogLine]:
         """Its history without the states: kind, size and in a few words what changed, oldest first.
 
@@ -201,20 +275,22 @@ class SessionReader:
         before: list[Entry] = []
         if entries and entries[0].seq > 1:
             before = await self._lookup.shown(head, DATA_KINDS, within=(1, entries[0].seq - 1), newest=1)
-        timeline = await self._lookup.timeline(head, needed(e for e in before + entries if e.kind in DATA_KINDS))
-        return list(glance.lines(head.row.session_id, entries, timeline, before[0] if before else None))
+        thinned = await self._lookup.hidden(head) if all else frozenset[int]()
+        timeline = await self._lookup.timeline(head, before + entries, thinned=thinned)
+        return list(glance.lines(head.row.session_id, entries, timeline, before[0] if before else None, thinned))
 
     async def diff(self, id: str, a: str | int, b: str | int) -> list[Data]:
         """The RFC 6902 patch from the agent's data at `a` to that at `b`; either may be another session's by its id."""
         before, after = await self._lookup.state_at(id, a), await self._lookup.state_at(id, b)
         return difference.diff_texts(before.texts, after.texts, tagged=before.tagged or after.tagged)
 
+    @with_a_fresh_head
     async def summary(self, id: str) -> Data:
         """How many checkpoints, under which names, the first and the last, and how long it took."""
         head = await self._lookup.existing(id)
         entries = await self._lookup.shown(head, SHOWN_KINDS)
         ends = entries[:1] + entries[-1:]
-        timeline = await self._lookup.timeline(head, needed(ends))
+        timeline = await self._lookup.timeline(head, ends)
         told = [timeline.checkpoint(entry, Checkpoint).to_dict() for entry in ends] or [None, None]
         names: dict[str, int] = {}
         for entry in entries:
@@ -256,18 +332,25 @@ class SessionReader:
     async def _export(self, head: Head) -> AsyncIterator[str]:
         session = self._lookup.session(head)
         key, last = head.row.key, head.last.seq
+        thinned = await self._lookup.hidden(head)
         yield transfer.opening(session)
         writer = transfer.Exporter(session.session_id)
         for first in range(1, last + 1, STRIDE):
             entries = await self._store.entries(key, [(first, min(last, first + STRIDE - 1))], frames=False)
-            timeline = await self._lookup.timeline(head, needed(e for e in entries if e.kind in DATA_KINDS))
-            others = needed(e for e in entries if e.kind not in DATA_KINDS)
-            abouts = await self._lookup.timeline(head, others, data=False)
+            while True:
+                try:
+                    timeline = await self._lookup.timeline(head, (e for e in entries if e.seq not in thinned))
+                    break
+                except Overtaken:
+                    head = await self._lookup.existing(session.session_id)
+                    thinned = await self._lookup.hidden(head)
+            abouts = await self._lookup.timeline(head, entries, ABOUT_KINDS)
             steps = merged((e.seq, e.seq) for e in entries if e.kind is Kind.STEP_FINISHED)
             results = {e.seq: e.frame for e in await self._store.entries(key, steps)} if steps else {}
             for entry in entries:
                 entry.frame = results.get(entry.seq)
-                yield writer.line(entry, timeline if entry.kind in DATA_KINDS else abouts)
+                gone = entry.seq in thinned
+                yield writer.line(entry, None if gone else timeline if entry.kind in DATA_KINDS else abouts)
                 await asyncio.sleep(0)  # a long export must not keep others from running
         yield transfer.CLOSING
 
@@ -316,9 +399,8 @@ class SessionReader:
             chosen = 0
         else:
             chosen = max(0, len(entries) - history)
-        wanted = (entry for entry in entries[chosen:] if entry.kind in DATA_KINDS)
         since = entries[chosen].seq if chosen < len(entries) else head.last.seq + 1
-        timeline = await self._lookup.timeline(head, needed(wanted), since=since)
+        timeline = await self._lookup.timeline(head, entries[chosen:], since=since)
         return [timeline.checkpoint(entry, SessionCheckpoint) for entry in entries]
 
     def _query(
@@ -345,6 +427,27 @@ class SessionReader:
             prefix=prefix,
             orphan_for=0 if orphaned else None,
         )
+
+
+def _counted(counts: Counts) -> Data:
+    return {
+        "sessions": sum(counts.states.values()),
+        "by_state": {state.value: counts.states.get(state.value, 0) for state in SessionState},
+        "by_agent_type": dict(sorted(counts.agent_types.items())),
+        "held": counts.held,
+        "orphaned": counts.orphaned,
+        "entries": counts.entries,
+        "stored_bytes": counts.stored_bytes,
+    }
+
+
+def _reason(entry: Entry, key: bytes) -> str:
+    """Why a session failed, in the words of who failed it."""
+    try:
+        told = note_of(entry, f"{key.hex()}:{entry.seq}")
+    except Corrupt:
+        return "(damaged)"
+    return str(told.get("error", ""))
 
 
 def _still(head: Head, query: Query) -> bool:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from msgspec.structs import replace
+
 from saveslot.codec.cipher import Body
 from saveslot.errors import Corrupt, InvalidInput, KeyMissing
-from saveslot.log import Place, Query, Row
+from saveslot.log import Query, Row, order
 from saveslot.model import Data
 from saveslot.sealing import SealedStore
 from saveslot.stores import Store
 
 BATCH = 500
+# Deleted whenever that was, also by a clock that was set back since.
+EVER = -(1 << 50)
 # Bodies that change while they are wrapped anew are looked at again so often.
 TRIES = 10
 
@@ -27,7 +31,7 @@ async def rotate(store: SealedStore, namespace: str) -> Data:
     told: Data = {"rotated": 0, "changed_meanwhile": 0, "locked": {}}
     for _ in range(TRIES):
         told["changed_meanwhile"], told["locked"] = 0, {}
-        async for row in each(store, Query(namespace=namespace, deleted=True)):
+        async for row in every(store, Query(namespace=namespace)):
             try:
                 body = store.rewrapped(row)
             except (KeyMissing, Corrupt) as exc:
@@ -46,7 +50,7 @@ async def rotate(store: SealedStore, namespace: str) -> Data:
 async def in_use(store: Store, namespace: str) -> dict[str, int]:
     """How many sessions each key wraps, deleted ones too; under "" those that are not sealed."""
     counts: dict[str, int] = {}
-    async for row in each(store, Query(namespace=namespace, deleted=True)):
+    async for row in every(store, Query(namespace=namespace)):
         try:
             body = Body.unpack(row.body)
             key_id = "" if body is None else body.key_id
@@ -57,10 +61,11 @@ async def in_use(store: Store, namespace: str) -> dict[str, int]:
     return counts
 
 
-async def each(store: Store, query: Query) -> AsyncIterator[Row]:
-    """All rows that a query finds, a page at a time."""
-    after: Place | None = None
-    while rows := await store.find(query, after, BATCH):
-        after = (rows[-1].created_at, rows[-1].key)
-        for row in rows:
-            yield row
+async def every(store: Store, query: Query) -> AsyncIterator[Row]:
+    """All rows that a query finds, those of deleted sessions behind them: one that is deleted meanwhile comes twice."""
+    for part in (query, replace(query, deleted_for=EVER)):
+        column, after = order(part)[0], None
+        while rows := await store.find(part, after, BATCH):
+            after = (getattr(rows[-1], column), rows[-1].key)
+            for row in rows:
+                yield row

@@ -82,6 +82,10 @@ class SealedStore:
         """The keys that a session is sealed with; None for one that is not."""
         return None if self._known.get(key) is None else self._keyring
 
+    def is_locked(self, key: bytes) -> bool:
+        """True for a session that was found sealed, and cannot be opened."""
+        return isinstance(self._known.get(key), Locked)
+
     # Down
 
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
@@ -211,8 +215,11 @@ class SealedStore:
         name: str | None = None,
         newest: int | None = None,
         frames: bool = True,
+        largest: int | None = None,
     ) -> list[Entry]:
-        found = await self._inner.entries(key, ranges, kinds=kinds, name=name, newest=newest, frames=frames)
+        found = await self._inner.entries(
+            key, ranges, kinds=kinds, name=name, newest=newest, frames=frames, largest=largest
+        )
         if found and key not in self._known:
             await self.heads([key])
         known = self._known.get(key)
@@ -226,8 +233,17 @@ class SealedStore:
         """Rows as stored: whoever wants what they are about asks for their heads."""
         return await self._inner.find(query, after, limit)
 
-    async def count(self, query: Query) -> Counts:
-        return await self._inner.count(query)
+    async def count(self, query: Query, sample: int = 0) -> Counts:
+        """Failures in a sample are open; those of sessions whose key we have not stay shut."""
+        counts = await self._inner.count(query, sample)
+        failures = [] if counts.sample is None else counts.sample.failures
+        unknown = [key for key, _ in failures if key not in self._known]
+        if unknown:
+            await self.heads(unknown)
+        for key, entry in failures:
+            if isinstance(known := self._known.get(key), Opened):
+                _unsealed(entry, known.cipher)
+        return counts
 
     async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
         return await self._inner.beat(signs, worker)
@@ -243,8 +259,11 @@ class SealedStore:
         """`body` as stored: as `find` shows it."""
         return await self._inner.empty(key, seqs, notes=notes, body=body)
 
-    async def purge(self, key: bytes) -> int:
-        return await self._inner.purge(key)
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+        return await self._inner.purge(keys)
+
+    async def tend(self) -> None:
+        await self._inner.tend()
 
     async def close(self) -> None:
         await self._inner.close()
@@ -283,5 +302,7 @@ def _unsealed(entry: Entry, cipher: Cipher) -> Entry:
     if entry.frame is not None:
         entry.frame = cipher.unseal_frame(entry.frame, part + entry.digest)
     if entry.note is not None and entry.kind not in OPEN_KINDS:
-        entry.note = cipher.unseal_note(entry.note, part)
+        note = cipher.unseal_note(entry.note, part)
+        entry.size -= len(entry.note) - len(note)  # what it has beside its note is its frame
+        entry.note = note
     return entry

@@ -71,6 +71,17 @@ def user_folder() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
 
 
+def data_folder() -> Path:
+    """Where the platform keeps a user's data."""
+    if sys.platform == "win32":
+        folder = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        folder = Path.home() / "Library" / "Application Support"
+    else:
+        folder = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return folder / "saveslot"
+
+
 def _folder_file() -> Path | None:
     return next((path for folder in _upward() if (path := folder / FILE).is_file()), None)
 

@@ -26,6 +26,8 @@ ABOUT: tuple[str, ...] = ("context", "metadata", "labels")
 ABOUT_KINDS = frozenset({Kind.CREATED, Kind.UPDATED})
 # What ends a session, or its agent's work: nobody holds it any more.
 ENDING_KINDS = frozenset({Kind.COMPLETED, Kind.FAILED, Kind.TOMBSTONE})
+# The frame of a mark until the frames that it hides are gone.
+UNFINISHED = b"\x01"
 
 
 class Point(NamedTuple):
@@ -166,6 +168,18 @@ class Draft:
         entry = self._entry(Kind.CLEARED, name, at)
         entry.note, entry.data_seq = self._hiding({}, ranges), 0
         self._add(entry, data=codec.State(), data_seq=0)
+
+    def mark(self, ranges: Iterable[Range]) -> None:
+        """An entry that hides older checkpoints, which retention drops. It is no sign of life."""
+        entry = self._entry(Kind.MARKED, "history_thinned")
+        entry.note, entry.frame = self._hiding({}, ranges), UNFINISHED
+        self._add(entry)
+
+    def gone(self, kind: Kind, name: str, metadata: Data, *, at: int) -> None:
+        """A checkpoint whose data was thinned before it came here: a later entry hides it."""
+        entry = self._entry(kind, name, at)
+        entry.note = codec.note(metadata, "metadata", self._limit) if metadata else None
+        self._add(entry)
 
     def _hiding(self, note: Data, ranges: Iterable[Range]) -> bytes:
         return codec.note([note, merged(ranges)], "metadata", self._limit)
@@ -320,9 +334,21 @@ class Slot:
         ranges = needed([entry])
         alone = ranges == [(seq, seq)]  # a keyframe: it is here already
         frames = [entry] if alone else await self._store.entries(self.key, ranges, kinds=kinds)
-        state = rebuilt(self.session_id, entry, frames)
+        try:
+            state = rebuilt(self.session_id, entry, frames)
+        except Corrupt as exc:
+            await self._look_again(exc)
+            raise
         state.tip = seq
         return state, frames
+
+    async def _look_again(self, why: Corrupt) -> None:
+        """A frame is missing: the session went on, and what was its newest state was thinned since."""
+        [head] = await self._store.heads([self.key])
+        if head is None or head.last.append_id != self.at.append_id:
+            self.refused = True
+            outcome = Outcome.MISSING if head is None else Outcome.CONFLICT
+            raise refusal(self.session_id, Verdict(outcome, head=head and head.last), self.at.seq) from why
 
 
 def rebuilt(session_id: str, entry: Entry, frames: list[Entry]) -> codec.State:

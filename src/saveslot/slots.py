@@ -18,9 +18,20 @@ class Slots:
     def __init__(self) -> None:
         self._slots: OrderedDict[str, Slot] = OrderedDict()
         self.weight = 0  # of them all, as they were last weighed
+        self.hits = self.misses = 0  # writes that found their session here, and that asked the store for it
+
+    def __len__(self) -> int:
+        return len(self._slots)
 
     def get(self, session_id: str) -> Slot | None:
-        return self._slots.get(session_id)
+        slot = self._slots.get(session_id)
+        return None if slot is not None and slot.refused else slot
+
+    def known(self, session_id: str) -> Slot | None:
+        """The same, for a write."""
+        slot = self._slots.get(session_id)
+        self.hits += slot is not None
+        return slot
 
     def keep(self, newest: Slot) -> None:
         """The slot to use from now on. Those that were longest without use make room for it, if nobody needs them."""

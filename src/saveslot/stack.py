@@ -6,6 +6,7 @@ As root PostgreSQL runs as `nobody`, since it refuses root; nothing is installed
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self, cast
@@ -30,6 +32,7 @@ class Server(ABC):
     """A server process with a folder of its own."""
 
     name: str
+    _hurry = signal.SIGKILL
 
     def __init__(self, folder: Path | None = None, *, options: dict[str, str] | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="saveslot-")) if folder is None else folder
@@ -62,7 +65,8 @@ class Server(ABC):
         self._end(signal.SIGKILL)
 
     def remove(self) -> None:
-        self.stop()
+        """End it without ado, since nothing of it is kept."""
+        self._end(self._hurry)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -81,14 +85,13 @@ class Server(ABC):
         if process is None:
             return
         if how is signal.SIGKILL:
-            os.killpg(process.pid, how)
-        else:
-            process.send_signal(how)
+            _kill_all(process)
+            return
+        process.send_signal(how)
         try:
             process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _kill_all(process)
 
     @abstractmethod
     def _prepared(self) -> list[str]:
@@ -103,6 +106,7 @@ class Server(ABC):
 
 class Postgres(Server):
     name = "PostgreSQL"
+    _hurry = signal.SIGQUIT  # writes nothing out; killed, it would leave shared memory behind
 
     def __init__(self, folder: Path | None = None, *, options: dict[str, str] | None = None) -> None:
         super().__init__(folder, options=options)
@@ -112,11 +116,38 @@ class Postgres(Server):
     def url(self) -> str:
         return f"postgresql://postgres@/postgres?host={quote(str(self.folder))}"
 
+    def replica(self, url: str = "", folder: Path | None = None, *, options: dict[str, str] | None = None) -> Postgres:
+        """Another server that follows this one, not started yet; `url` is its way to this one, if not the usual."""
+        copy = Postgres(folder, options=options)
+        data = copy._owned() / "data"
+        # Nothing of a copy in the making needs to survive either. -R: it shall follow where it was copied from.
+        copy._run("pg_basebackup", "-d", url or self.url, "-D", str(data), "-R", "-c", "fast", "--no-sync")
+        return copy
+
+    def kill(self) -> None:
+        running, file = self.pid, self.folder / "data" / "postmaster.pid"
+        super().kill()
+        told = file.read_text().splitlines() if running and file.exists() else []
+        for segment in told[6:7]:  # "  5432001     32770": key and id of the shared memory that it leaves behind
+            ctypes.CDLL(None).shmctl(int(segment.split()[1]), 0, None)  # 0: remove it
+
+    def promote(self) -> None:
+        """Make a replica a primary; it can be written when this returns."""
+        self._run("pg_ctl", "promote", "-D", str(self.folder / "data"), "-t", str(round(PATIENCE)))
+
+    def demote(self) -> None:
+        """Let what is stopped come back as a replica: read only, and of nobody unless it was one before."""
+        (self.folder / "data" / "standby.signal").touch()
+
+    def _owned(self) -> Path:
+        if os.geteuid() == 0:
+            os.chown(self.folder, NOBODY, NOBODY)
+        return self.folder
+
     def _prepared(self) -> list[str]:
         data = self.folder / "data"
         if not data.exists():
-            if os.geteuid() == 0:
-                os.chown(self.folder, NOBODY, NOBODY)
+            self._owned()
             # Nothing of a cluster in the making needs to survive; what is written later does.
             self._run("initdb", "--pgdata", str(data), "--username", "postgres", "--auth", "trust", "--no-sync")
         for left in [data / "postmaster.pid", *self.folder.glob(".s.PGSQL.*")]:
@@ -178,6 +209,33 @@ class Valkey(Server):
                 return asking.recv(7) == b"+PONG\r\n"
         except OSError:
             return False
+
+
+def _kill_all(process: subprocess.Popen[Any]) -> None:
+    """The server, and what it started: PostgreSQL's backends are in no group of its, and could go on writing."""
+    os.kill(process.pid, signal.SIGSTOP)  # nothing new is started meanwhile
+    children = [pid for pid in _processes() if _parent(pid) == process.pid]
+    for pid in [*children, process.pid]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+    end = time.monotonic() + PATIENCE
+    while any(_parent(pid) is not None for pid in children) and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+def _processes() -> list[int]:
+    """All that run, on Linux; elsewhere a killed server's children end by themselves, as soon as they look."""
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+
+
+def _parent(pid: int) -> int | None:
+    """None for one that is gone, or dead and not yet fetched."""
+    try:
+        state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state in "ZX" else int(parent)
 
 
 _copies: dict[Path, Path] = {}

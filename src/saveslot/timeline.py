@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from saveslot import codec
-from saveslot.errors import Corrupt
+from saveslot.errors import Corrupt, NotFound
 from saveslot.log import Entry, moment
 from saveslot.model import DATA_KINDS, HIDING_KINDS, Data, SessionCheckpoint, unloaded
 
@@ -21,9 +21,12 @@ Range = tuple[int, int]
 class Timeline:
     """Frames of one session, kept as stored. Walking forward applies one a step; a jump starts at a keyframe."""
 
-    def __init__(self, session_id: str, frames: Iterable[Entry], since: int = 0) -> None:
+    def __init__(
+        self, session_id: str, frames: Iterable[Entry], since: int = 0, thinned: frozenset[int] = frozenset()
+    ) -> None:
         self._session_id = session_id
         self._since = since  # what rebuilds older entries was left out on purpose
+        self._thinned = thinned  # hidden ones, whose frames may be gone
         self._frames = {entry.seq: entry.frame for entry in frames if entry.frame is not None}
         self._seqs = sorted(self._frames)
         self.weight = sum(map(len, self._frames.values()))
@@ -53,6 +56,8 @@ class Timeline:
         name = f"{self._session_id}:{entry.seq}"
         recipe = codec.Recipe.unpack(entry.recipe)
         seqs = [seq for first, last in recipe.ranges for seq in self._within(first, last)]
+        if entry.seq in self._thinned and (len(seqs) != recipe.frames or not seqs):
+            raise NotFound(f"the data of checkpoint {name} was thinned or cleared; history() lists what is left")
         if len(seqs) != recipe.frames:
             if entry.seq < self._since:
                 raise unloaded(name)
@@ -71,6 +76,12 @@ class Timeline:
             raise Corrupt(f"checkpoint {name}", "its frames do not match their digest")
         self._state = state
         return state
+
+    def whole(self, recipe: codec.Recipe) -> bool:
+        """True when all frames of a recipe are here."""
+        seqs = self._seqs
+        found = (bisect_right(seqs, last) - bisect_left(seqs, first) for first, last in recipe.ranges)
+        return recipe.frames == sum(found)
 
     def _within(self, first: int, last: int) -> list[int]:
         return self._seqs[bisect_left(self._seqs, first) : bisect_right(self._seqs, last)]
@@ -107,7 +118,11 @@ def shown(entries: Sequence[Entry], hiding: Iterable[Entry], session_id: str) ->
 
 def needed(entries: Iterable[Entry]) -> list[Range]:
     """The ranges of seqs whose frames rebuild these entries, each frame once."""
-    return merged({piece for entry in entries for piece in codec.Recipe.unpack(entry.recipe).ranges})
+    return reach(codec.Recipe.unpack(entry.recipe) for entry in entries)
+
+
+def reach(recipes: Iterable[codec.Recipe]) -> list[Range]:
+    return merged({piece for recipe in recipes for piece in recipe.ranges})
 
 
 def merged(pieces: Iterable[Range]) -> list[Range]:

@@ -65,7 +65,8 @@ class Exporter:
         self._session_id = session_id
         self._before: codec.State | None = None
 
-    def line(self, entry: Entry, timeline: Timeline) -> str:
+    def line(self, entry: Entry, timeline: Timeline | None) -> str:
+        """Without a timeline the entry's data was thinned."""
         told: Data = {
             "seq": entry.seq,
             "kind": Kind(entry.kind).label,
@@ -74,13 +75,15 @@ class Exporter:
         }
         note = note_of(entry, f"{self._session_id}:{entry.seq}")
         if entry.kind in DATA_KINDS:
-            state = _snapshot(timeline.state(entry))
-            if self._before is None:
+            state = None if timeline is None else _snapshot(timeline.state(entry))
+            if state is None:
+                told["thinned"] = True
+            elif self._before is None:
                 told["state"] = state.value()
             else:
                 tagged = state.tagged or self._before.tagged
                 told["patch"] = difference.diff_texts(self._before.texts, state.texts, tagged=tagged)
-            self._before = state
+            self._before = state or self._before
             if note:
                 told["metadata"] = note
         elif note or entry.kind not in ABOUT_KINDS | HIDING_KINDS:
@@ -89,7 +92,7 @@ class Exporter:
             told["result"] = codec.read_note(entry.frame)
         if entry.kind in HIDING_KINDS:
             told["hides"] = hidden_by(entry, f"{self._session_id}:{entry.seq}")
-        if entry.kind in ABOUT_KINDS:
+        if entry.kind in ABOUT_KINDS and timeline is not None:
             told["about"] = timeline.state(entry).value()
         return ("\n  " if entry.seq == 1 else ",\n  ") + _text(told)
 
@@ -141,15 +144,22 @@ def parsed(text: str, keyring: codec.Keyring | None = None) -> tuple[AgentSessio
 def fill(draft: Draft, entries: Sequence[Data]) -> Iterator[None]:
     """Add an export's entries to the draft of a new session, each checked and encoded anew, one a step."""
     state: Data | None = None
+    gone: set[int] = set()  # came without data, and nothing hides them yet
     for n, told in enumerate(entries):
         path = f"import.entries[{n}]"
         try:
             state = _fill_one(draft, told, n + 1, state)
+            if told.get("thinned"):
+                gone.add(n + 1)
+            for first, last in told.get("hides", ()):
+                gone.difference_update(range(first, last + 1))
             yield
         except InvalidInput as exc:
             raise InvalidInput(f"{path}.{exc.path}", exc.reason) from None
         except (KeyError, TypeError, ValueError) as exc:
             raise InvalidInput(path, f"is not an entry of an export ({type(exc).__name__}: {exc})") from None
+    if gone:  # thinned while it was exported
+        draft.mark((seq, seq) for seq in gone)
 
 
 def _fill_one(draft: Draft, told: Data, seq: int, state: Data | None) -> Data | None:
@@ -161,12 +171,18 @@ def _fill_one(draft: Draft, told: Data, seq: int, state: Data | None) -> Data | 
             "seq", f"must be {seq}, and only the first entry `created`; found {told['seq']!r} {kind.name}"
         )
     name, at = as_name(told["name"], "name"), max(1, micros(as_time(told["at"], "at")))
-    if kind in DATA_KINDS:
+    if kind in DATA_KINDS and told.get("thinned"):
+        draft.gone(kind, name, as_data(told.get("metadata"), "metadata"), at=at)
+    elif kind in DATA_KINDS:
         state = as_data(told["state"], "state") if "state" in told else difference.patched(state or {}, told["patch"])
         draft.checkpoint(name, cast("Data", state), as_data(told.get("metadata"), "metadata"), at=at, sign=False)
         draft.group.entries[-1].kind = kind
+    if kind in DATA_KINDS:
         if "hides" in told:
             draft.hide(_hidden(told["hides"], seq))
+    elif kind is Kind.MARKED:
+        draft.mark(_hidden(told["hides"], seq))
+        draft.group.entries[-1].at = at
     elif kind is Kind.CLEARED:
         draft.clear(_hidden(told["hides"], seq), name, at=at)
     elif kind in ABOUT_KINDS:

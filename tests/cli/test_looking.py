@@ -6,6 +6,7 @@ import asyncio
 import json
 from datetime import UTC, datetime
 
+import apsw
 import pytest
 
 import saveslot
@@ -176,6 +177,34 @@ def test_statistics_count_sessions(run, samples):
     out = run("stats").out
     assert str(samples.path) in out
     assert "tutor         2  ██" in out
+
+
+def test_statistics_show_how_sessions_do(run, samples):
+    """Checkpoints by name, reasons of failures, times between two names, filtered as asked; the same in JSON."""
+    out = run("stats", "--between", "task_received", "answered").out
+    assert "task_received  1  ██" in out
+    assert "timeout  1  ██" in out
+    assert "task_received → answered" in out
+    assert "checkpoints saved, each 1m, most " in out
+    told = json.loads(run("stats", "--between", "task_received", "answered", "--agent", "tutor", "--json").out)
+    assert (told["sessions"], told["checkpoints"], told["between"]["count"]) == (2, 3, 1)
+    assert told["failures"] == {"read": 0, "reasons": {}}
+    assert "the newest 1 session, since" in run("stats", "--sample", "1").out
+    assert run("stats", "--sample", "0").code == 2
+
+
+def test_a_damaged_session_is_listed_with_the_others(run, samples):
+    """Its line says that it is damaged; JSON has what can be read, and why the rest is missing."""
+    connection = apsw.Connection(str(samples.path))
+    connection.execute("update sessions set body = x'00' where id = 'lesson-1'")
+    connection.close()
+    lines = run("ls").out.splitlines()
+    assert len(lines) == 5
+    assert "damaged: " in lines[-1]
+    told = json.loads(run("ls", "--json").out)[-1]
+    assert (told["session_id"], told["agent_type"], told["context"]) == ("lesson-1", "tutor", None)
+    assert told["damage"]
+    assert "context and metadata are damaged" in run("show", "lesson-1").out
 
 
 def test_what_an_agent_wrote_cannot_drive_the_terminal(run, samples):

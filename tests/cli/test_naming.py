@@ -152,10 +152,8 @@ def test_every_error_has_its_exit_code():
 
 def test_help_names_every_command(run):
     """`saveslot` alone and --help show the same page, with every command on it."""
-    told = (
-        "bench completion demo diff doctor export fork import keeper log ls migrate pause resume rm rollback show stats"
-    )
-    told += " tail top"
+    told = "bench completion demo diff doctor export fork gc import keeper log ls migrate pause pin resume rm rollback"
+    told += " show stats tail thin top unpin"
     assert sorted(name for _, commands in COMMANDS.values() for name in commands) == told.split()
     page = run().out
     assert run("--help").out == page

@@ -69,7 +69,6 @@ COLUMNS = {
     "name": lambda name: name + "!",
     "kind": lambda kind: kind + 1,
     "fence": lambda fence: fence + 1,
-    "lease": flipped,
     "digest": flipped,
     "note": flipped,
     "note ": lambda note: b"\0" * 17 if note is None else note[:-1] + bytes([note[-1] ^ 1]),

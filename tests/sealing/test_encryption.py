@@ -158,6 +158,7 @@ async def test_no_secret_lies_in_a_sqlite_file(file):
 
 async def test_no_secret_lies_in_the_servers(database, valkey_server, monkeypatch):
     """Neither in PostgreSQL's folder, its log included, nor in Valkey's memory. The same grep finds what is plain."""
+    monkeypatch.setattr("saveslot.stores.tiered.SMALL", 0)  # all frames are lent
     monkeypatch.setattr("saveslot.stores.hot.BUDGET", 30)  # however busy the machine is: copies are made
     url = f"{database.url}&schema=grep"
     with valkey.Valkey.from_url(valkey_server.url) as client:

@@ -174,6 +174,7 @@ async def test_a_reader_that_holds_the_log_is_told_of(file, monkeypatch):
 
 async def test_valkey_keeps_no_copy(database, valkey_server, monkeypatch):
     """Copies go with what they copy; if Valkey does not answer the caller is told, and the next call does it."""
+    monkeypatch.setattr("saveslot.stores.tiered.SMALL", 0)  # all frames are lent
     monkeypatch.setattr("saveslot.stores.hot.BUDGET", 30)
     url = f"{database.url}&schema=erase"
     with valkey.Valkey.from_url(valkey_server.url) as client:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,15 +56,17 @@ class Explaining:
         self._pool = pool
         self.told: list[Told] = []
 
-    @asynccontextmanager
-    async def acquire(self) -> AsyncGenerator[_Connection]:
-        async with self._pool.acquire() as connection:
-            yield _Connection(connection, self.told)
+    async def acquire(self) -> _Connection:
+        return _Connection(await self._pool.acquire(), self.told)
+
+    async def release(self, connection: _Connection, **how: Any) -> None:
+        await self._pool.release(connection.real, **how)
 
 
 class _Connection:
     def __init__(self, connection: Any, told: list[Told]) -> None:
-        self._connection, self._told = connection, told
+        self.real = self._connection = connection
+        self._told = told
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)

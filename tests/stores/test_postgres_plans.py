@@ -158,7 +158,7 @@ async def appends(look: Looking, long: bytes, short: list[bytes]) -> None:
     [one] = await look.pens(short[299:300])
     await store.append([one.delete()])
     async with look.at_most(150, partitions=1):
-        await store.purge(one.key)
+        await store.purge([one.key])
 
 
 async def reads(look: Looking, long: bytes, short: list[bytes]) -> None:

@@ -20,7 +20,8 @@ from saveslot.stores import open_store, sqlite, sqlite_file
 from saveslot.stores.sqlite import SqliteStore
 from saveslot.stores.sqlite_file import APPLICATION_ID, migrations
 from saveslot.stores.writer import Writer
-from saveslot.testing import Pen
+from saveslot.testing import Clock, Pen
+from saveslot.testing.conformance.desk import Desk
 
 HOUR = 3_600_000_000
 
@@ -317,8 +318,9 @@ async def test_hot_statements_stay_index_lookups(path: str, size: str) -> None:
         for step in steps:
             few = step in {"SCAN sqlite_sequence", "SCAN workers"} or "VIRTUAL TABLE" in step or "VALUES CLAUSE" in step
             newest = "order by feed desc limit" in sql
-            assert few or newest or not step.startswith("SCAN"), (sql, steps)
-            assert "TEMP B-TREE" not in step or "sessions_by_owner (owner=?)" in steps[0], (sql, steps)
+            counted = sql.split()[1].startswith("count(*)") or step == "SCAN s"  # all of them; a page of sessions
+            assert few or newest or counted or not step.startswith("SCAN"), (sql, steps)
+            assert "TEMP B-TREE FOR ORDER" not in step or "sessions_by_owner (owner=?)" in steps[0], (sql, steps)
     connection.close()
     assert looked_at > 40
 
@@ -377,15 +379,20 @@ async def everything_hot(store: SqliteStore) -> None:
         {}, {"state": "active"}, {"agent_type": "x"}, {"user_id": "u"}, {"labels": {"a": "b"}}, {"text": "h"},
         {"prefix": "h"}, {"created_after": 1, "created_before": 2}, {"stale_for": HOUR, "state": "active"},
         {"owner": claimer.id}, {"orphan_for": HOUR}, {"orphan_for": 0, "state": "active", "agent_type": "x"},
-        {"unowned": True}, {"unowned": True, "state": "active"},
+        {"unowned": True}, {"unowned": True, "state": "active"}, {"labels": {"a": "b", "c": "d"}, "state": "active"},
+        {"text": "h", "agent_type": "x"}, {"owner": claimer.id, "labels": {"a": "b"}},
     ]  # fmt: skip
+    relabelled = (await created(store, "labelled")).group(kind=Kind.UPDATED, whole={"labels": {"a": "b"}, "body": b""})
+    await store.append([relabelled])
+    await store.count(Query(namespace="ns", labels={"a": "b"}), sample=5)
+    await store.count(Query(namespace="ns"), sample=5)
     for query in filters:
         await store.find(Query(namespace="ns", **query))
         await store.find(Query(namespace="ns", **query), (5, pen.key))
     _, cursor = await store.events("ns", None)
     await store.events("ns", "0")
     await store.events("ns", cursor, pen.key)
-    await store.purge(dead.key)
+    await store.purge([dead.key])
 
 
 # Workers
@@ -488,3 +495,28 @@ def test_a_loop_that_ended_keeps_no_other_waiting(path: str) -> None:
     assert asyncio.run(write(pens[2], 20)) is Outcome.APPENDED
     asyncio.run(store.close())
     other.close()
+
+
+async def test_a_file_becomes_smaller_when_most_of_it_is_free(tmp_path: Path) -> None:
+    """What is emptied and purged is given back to the disk, a bit with each call, until little of the file is free."""
+    store = await SqliteStore.open(str(tmp_path / "s.db"))
+    desk = Desk(store, store, Clock())
+    kept = await desk.create("kept", count=3)
+    pens = [await desk.create(f"s{n}") for n in range(20)]
+    for pen in pens:
+        await desk.write(pen, 4, frame=os.urandom(100_000))
+        await desk.delete(pen)
+
+    async def size() -> int:
+        return (await store.count(Query(namespace=desk.namespace))).stored_bytes
+
+    full = await size()
+    assert await store.purge([pens[0].key]) == [6]
+    assert await size() == full
+    assert await store.empty(pens[1].key, range(1, 6)) == 5
+    assert await store.purge([pen.key for pen in pens[1:]]) == [6] * 19
+    while (before := await size()) > 1_000_000:
+        await store.empty(kept.key, [])
+        assert await size() < before
+    assert len(await desk.log(kept)) == 3
+    await store.close()

@@ -4,20 +4,21 @@ import asyncio
 import os
 import random
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
 import asyncpg
 import pytest
+import redis.asyncio
 import valkey
-from valkey.asyncio import Valkey as Client, ValkeyCluster
+from valkey.asyncio import Valkey as Client
 
 import saveslot
 from saveslot import InvalidInput, SessionManager
 from saveslot.log import Entry, Head, Ref
+from saveslot.metrics import Counters
 from saveslot.stack import Postgres, Valkey
 from saveslot.stores import Store, hot, tiered
 from saveslot.stores.joining import LANES, Joining
@@ -32,8 +33,26 @@ WHOLE = 1000
 
 
 class Bounded(TieredStore):
+    """With a client from the beginning, where others make it when they first need one."""
+
+    @classmethod
+    def at(cls, durable: Store, url: str, ttl: float = 90) -> "Bounded":
+        return cls(durable, hot.connect(url), ttl, own=True)
+
     async def entries(self, key: bytes, ranges: Sequence[tuple[int, int]] = ((1, WHOLE),), **how: Any) -> list[Entry]:
         return await super().entries(key, ranges, **how)
+
+
+@pytest.fixture(autouse=True)
+def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suites write small frames, and Valkey is to lend them all the same, also on a machine that is slow."""
+    monkeypatch.setattr(tiered, "SMALL", 0)
+    if request.node.get_closest_marker("faults") is None:
+        monkeypatch.setattr(hot, "BUDGET", 10)
+
+
+def breaker(store: TieredStore, verb: str) -> str:
+    return store.metrics()["hot"][verb]["breaker"]
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +158,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 async def copied(store: TieredStore, count: int) -> None:
-    await until(lambda: store.metrics.fills >= count)
+    await until(lambda: store.counts.fills >= count)
 
 
 async def alone(folder: Path, pen: Pen) -> list[Entry]:
@@ -159,7 +178,7 @@ async def test_what_was_appended_is_read_from_valkey(store: Bounded, tmp_path: P
     pen = await written(store)
     await copied(store, 5)
     assert await store.entries(pen.key) == await alone(tmp_path, pen)
-    assert (store.metrics.hits, store.metrics.misses) == (5, 0)
+    assert (store.counts.hits, store.counts.misses) == (5, 0)
 
 
 async def test_what_valkey_lost_is_read_from_the_database_and_copied_again(
@@ -170,13 +189,13 @@ async def test_what_valkey_lost_is_read_from_the_database_and_copied_again(
     await copied(store, 5)
     await client.delete(f"saveslot:{{{pen.key.hex()}}}:3")
     assert await store.entries(pen.key) == await alone(tmp_path, pen)
-    assert (store.metrics.hits, store.metrics.misses) == (4, 1)
+    assert (store.counts.hits, store.counts.misses) == (4, 1)
     await copied(store, 6)
     await client.flushall()
     assert await store.entries(pen.key) == await alone(tmp_path, pen)
     await copied(store, 11)
     assert await store.entries(pen.key) == await alone(tmp_path, pen)
-    assert (store.metrics.hits, store.metrics.misses, store.metrics.garbage) == (9, 6, 0)
+    assert (store.counts.hits, store.counts.misses, store.counts.garbage) == (9, 6, 0)
 
 
 async def test_copies_end(client: Client, tmp_path: Path) -> None:
@@ -210,11 +229,11 @@ async def test_garbage_never_leaves_the_tier(store: Bounded, client: Client, tmp
     for seq, value in enumerate(spoilt, 1):
         await client.set(name(seq), value)
     assert await store.entries(pen.key) == truth
-    assert store.metrics.garbage == 8
+    assert store.counts.garbage == 8
     await copied(store, 24)
     assert await values(client) == good
     assert await store.entries(pen.key) == truth
-    assert (store.metrics.hits, store.metrics.garbage) == (8, 8)
+    assert (store.counts.hits, store.counts.garbage) == (8, 8)
     await client.delete(name(5))
     await client.hset(name(5), "not", "a string")
     assert await store.entries(pen.key) == truth
@@ -233,7 +252,7 @@ async def test_what_was_emptied_stays_empty(store: Bounded, client: Client, tmp_
     await client.mset(before)
     assert await store.entries(pen.key) == truth
     assert await store.entries(pen.key, [(2, 2)]) == truth[1:2]
-    assert store.metrics.buried == 2
+    assert store.counts.buried == 2
 
 
 async def test_what_was_purged_stays_away(store: Bounded, client: Client) -> None:
@@ -243,7 +262,7 @@ async def test_what_was_purged_stays_away(store: Bounded, client: Client) -> Non
     before = await values(client)
     group = pen.delete()
     await store.append([group])
-    assert await store.purge(pen.key) == 6
+    assert await store.purge([pen.key]) == [6]
     assert set((await values(client)).values()) == {b""}
     await client.mset(before)
     assert await store.entries(pen.key) == []
@@ -260,7 +279,7 @@ async def test_a_late_copy_finds_its_place_taken(client: Client, tmp_path: Path)
     late.fill(pen.key, entries)
     await late.close()
     assert set((await values(client)).values()) == {b""}
-    assert (late.metrics.fills, late.metrics.dropped) == (0, 0)
+    assert (late.counts.fills, late.counts.dropped) == (0, 0)
     await store.close()
 
 
@@ -287,7 +306,7 @@ async def test_a_database_that_went_back_in_time_is_believed(client: Client) -> 
     other = Pen("ns", "a", key=pen.key)
     await restored.append([other.begin(5)])
     assert await two.entries(pen.key) == await restored.entries(pen.key)
-    assert (two.metrics.hits, two.metrics.garbage) == (0, 5)
+    assert (two.counts.hits, two.counts.garbage) == (0, 5)
     await one.close()
     await two.close()
 
@@ -301,7 +320,7 @@ async def test_a_full_valkey_gives_up_what_was_emptied(store: Bounded, client: C
         await store.empty(pen.key, [1, 2, 3])
         assert len(await client.keys("saveslot:*")) == 2
         assert await store.entries(pen.key) == await alone(tmp_path, pen)
-        assert (store.metrics.buried, store.metrics.left, store.metrics.errors) == (3, 0, 1)
+        assert (store.counts.buried, store.counts.left, store.counts.errors) == (3, 0, 1)
     finally:
         await client.config_set("maxmemory", 0)
 
@@ -313,7 +332,7 @@ async def test_a_client_that_turns_replies_into_text(server: Valkey, client: Cli
         pen = await written(store)
         await copied(store, 5)
         assert await store.entries(pen.key) == await alone(tmp_path, pen)
-        assert (store.metrics.hits, store.metrics.errors) == (5, 0)
+        assert (store.counts.hits, store.counts.errors) == (5, 0)
         await store.close()
 
 
@@ -353,9 +372,9 @@ async def test_an_odd_client_harms_nobody(tmp_path: Path) -> None:
         pen = await written(store, 5, f"s{n}")
         await store.empty(pen.key, [3])
         assert await store.entries(pen.key, [(1, 5)]) == await store.entries(pen.key, newest=5)
-    assert store.metrics.hits == 0
-    assert store.metrics.errors > 0
-    assert store.metrics.left + store.metrics.buried == 100
+    assert store.counts.hits == 0
+    assert store.counts.errors > 0
+    assert store.counts.left + store.counts.buried == 100
     await store.close()
 
 
@@ -420,8 +439,8 @@ async def asking(joining: Joining, *refs: bytes) -> asyncio.Task[list[Head | Non
 
 async def test_heads_share_a_question_that_is_forming() -> None:
     """Who comes later than a question was sent is in a later one; each gets the answers to what it asked."""
-    slow = Slow()
-    joining = Joining(slow)
+    slow, counters = Slow(), Counters()
+    joining = Joining(slow, counters)
     first = [await asking(joining, b"%d" % n) for n in range(LANES)]
     later = [await asking(joining, b"a"), await asking(joining, b"b", b"c"), await asking(joining)]
     assert [refs for refs, _ in slow.asked] == [(b"%d" % n,) for n in range(LANES)]
@@ -435,13 +454,13 @@ async def test_heads_share_a_question_that_is_forming() -> None:
     await until(lambda: slow.asked[-1][0] in ([b"d"], (b"d",)))
     slow.answer()
     await last
-    assert joining.queries == LANES + 2
+    assert counters.shared == 2
 
 
 async def test_a_bad_question_fails_alone() -> None:
     """Others that share it get their answers; one who has gone is not missed."""
     slow = Slow()
-    joining = Joining(slow)
+    joining = Joining(slow, Counters())
     first = [await asking(joining, b"x") for _ in range(LANES)]
     good, bad, gone = [await asking(joining, ref) for ref in (b"a", b"bad", b"c")]
     gone.cancel()
@@ -458,14 +477,15 @@ async def test_a_bad_question_fails_alone() -> None:
     assert await again == [None]
 
 
-async def test_many_readers_ask_few_questions(store: Bounded) -> None:
-    """And each of them sees its own session."""
+async def test_many_readers_ask_few_questions(database: Postgres, client: Client) -> None:
+    """PostgreSQL is asked for many heads at once, and each reader sees its own session."""
+    store = TieredStore(await PostgresStore.open(database.url), client)
     pens = [await written(store, 1, f"s{n}") for n in range(50)]
-    asked = store.metrics.queries
     heads = await asyncio.gather(*(store.heads([pen.key]) for pen in pens))
     assert [head.row.session_id for [head] in heads if head is not None] == [pen.session_id for pen in pens]
-    assert store.metrics.queries - asked == LANES + 1
-    assert store.metrics.heads == 50
+    told = store.metrics()["database"]
+    assert (told["heads"]["calls"], told["shared_heads"]) == (50, 50 - LANES - 1)
+    await store.close()
 
 
 # Through the manager
@@ -488,7 +508,8 @@ async def test_managers_in_front_of_both(server: Valkey, client: Client, tmp_pat
         assert found is not None
         assert found.metadata == {"course": 7}
         assert found.checkpoints[-1].data == {"turns": list(range(9))}
-        assert await hits(client) > before
+        while await hits(client) == before:  # its client is made behind its first reads
+            assert await two.get_data(session.session_id) == {"turns": list(range(9))}
         assert await one.delete_session(session.session_id)
         assert await two.get_session(session.session_id) is None
 
@@ -511,6 +532,7 @@ async def test_clients_of_the_callers(database: Postgres, client: Client, monkey
         assert await hits(client) == before + 1
         assert closing == []
         assert await pool.fetchval("select 1") == 1
+    monkeypatch.undo()  # the fixture closes it
 
 
 def test_what_cannot_be_a_hot_tier_says_so(server: Valkey) -> None:
@@ -530,14 +552,87 @@ async def test_other_processes_appends_wake_a_watcher(
     pen = await written(one)
     _, cursor = await two.events("ns", None)
     watching = asyncio.create_task(two.events("ns", cursor, wait=600))
-    await until(lambda: two.metrics.hints > 0)
-    await asyncio.sleep(4 * tiered.POLL)  # the watcher has lain down by now
+    await until(lambda: two.counts.hints > 0)
+    await asyncio.sleep(4 * tiered.QUICK)  # the watcher has lain down by now
     await one.append([pen.group()])
     async with asyncio.timeout(20):
         found, _ = await watching
     assert [event.seq for event in found] == [6]
     await one.close()
     await two.close()
+
+
+@pytest.fixture(params=["valkey", "redis"])
+async def theirs(request: pytest.FixtureRequest, server: Valkey) -> AsyncIterator[Any]:
+    """A client of the caller's, of either library."""
+    library = {"valkey": Client, "redis": redis.asyncio.Redis}[request.param]
+    async with library.from_url(server.url.replace("valkey://", f"{request.param}://")) as client:
+        await client.flushall()
+        yield client
+
+
+async def test_two_managers_in_front_of_postgresql(database: Postgres, theirs: Any) -> None:
+    """What one creates, updates, deletes or sweeps the other sees at once, metadata and all."""
+    async with asyncpg.create_pool(database.url, min_size=1, max_size=4) as pool:
+        one = SessionManager(theirs, pool, namespace="two")
+        two = SessionManager(theirs, pool, namespace="two")
+        async with one, two:
+            session = await one.create_session("tutor", "anna", {"topic": "fractions"}, {"course": 7})
+            name = session.session_id
+            found = await two.get_session(name)
+            assert found is not None
+            assert (found.metadata, found.context) == ({"course": 7}, {"topic": "fractions"})
+            found.metadata["course"] = 8
+            found.checkpoint("asked", {"messages": ["1/2 + 1/3?"]})
+            await two.update_session(found)
+            again = await one.get_session(name)
+            assert again is not None
+            assert again.metadata == {"course": 8}
+            assert await one.get_data(name) == await two.get_data(name) == {"messages": ["1/2 + 1/3?"]}
+            assert await one.cleanup_stale_sessions(timedelta(0)) == 1
+            swept = await two.get_session(name)
+            assert swept is not None
+            assert (swept.state, swept.context["failure_reason"]) == ("failed", "heartbeat_timeout")
+            assert await two.get_active_sessions() == []
+            assert await two.delete_session(name)
+            assert await one.get_session(name) is None
+            assert not await one.delete_session(name)
+            metrics = [await manager.metrics() for manager in (one, two)]
+            assert sum(told["hot"]["hits"] + told["hot"]["misses"] for told in metrics) > 0
+            assert sum(told["hot"]["errors"] for told in metrics) == 0
+
+
+async def test_a_watcher_on_another_machine(database: Postgres, server: Valkey) -> None:
+    """Everything another manager appends is seen once, in order, before and after it hears hints."""
+    namespace = f"watch-{random.random()}"
+    async with (
+        saveslot.open(database.url, hot=server.url, namespace=namespace) as one,
+        saveslot.open(database.url, hot=server.url, namespace=namespace) as two,
+    ):
+        seen: list[tuple[str, int]] = []
+
+        async def watch() -> None:
+            async for event in two.watch(after=start):
+                seen.append((event.session_id, event.seq))  # noqa: PERF401  (looked at meanwhile)
+
+        session = await one.create_session("tutor", session_id="s")
+        start = (await anext(two.watch("s", after=0))).cursor
+        watching = asyncio.create_task(watch())
+        listening = asyncio.create_task(heard(two))
+        for n in range(100):
+            await one.checkpoint(session.session_id, "turn", {"n": n})
+            if n == 30:
+                await listening
+        await until(lambda: len(seen) >= 100 or watching.done())
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        assert seen == [("s", 2 + n) for n in range(100)]
+
+
+async def heard(sessions: SessionManager) -> None:
+    async with asyncio.timeout(60):
+        while not (await sessions.metrics())["hot"]["hints"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 # Faults
@@ -615,7 +710,7 @@ class Agents:
                 self.turns += 1
                 group = pen.group(1 + self.turns % 3)
             await self.one.append([pen.delete()])
-            await self.one.purge(pen.key)
+            await self.one.purge([pen.key])
             for store in (self.two, self.one):
                 assert await store.heads([pen.key]) == [None]
                 assert await store.entries(pen.key) == []
@@ -658,37 +753,23 @@ async def test_nobody_notices(fault: str, own: Valkey, pair: tuple[Bounded, Boun
     agents = Agents(one, two)
     async with Client.from_url(own.url) as client:
         await agents.more(20)
-        before = agents.turns
-        await getattr(Weather(own, client, 2.0), fault)()
-        assert agents.turns > before
+        await getattr(Weather(own, client, 0.5), fault)()
         await agents.more(20)
         await agents.end()
-    told = [two.metrics, one.metrics]
+    told = [two.counts, one.counts]
     seen = {"stopped": "errors", "full": "errors", "stalled": "timeouts", "scribbled": "garbage"}.get(fault, "misses")
     assert sum(getattr(metrics, seen) for metrics in told) > 0
     await healed(one, two)
 
 
 async def healed(one: Bounded, two: Bounded) -> None:
-    hits, fills = two.metrics.hits, one.metrics.fills
+    hits, fills = two.counts.hits, one.counts.fills
     async with asyncio.timeout(20):
-        while two.metrics.hits <= hits or one.metrics.fills <= fills:
+        while two.counts.hits <= hits or one.counts.fills <= fills:
             pen = await written(one, 3, f"after-{random.random()}")
             await asyncio.sleep(0.05)
             assert len(await two.entries(pen.key)) == 3
-    assert (one.metrics.filling, two.metrics.reading) == ("closed", "closed")
-
-
-@pytest.mark.long
-async def test_two_hundred_faults(own: Valkey, pair: tuple[Bounded, Bounded]) -> None:
-    """The same for a long row of them, one into the other."""
-    agents = Agents(*pair)
-    async with Client.from_url(own.url) as client:
-        for n in range(200):
-            await getattr(Weather(own, client, random.uniform(0, 0.6)), FAULTS[n % len(FAULTS)])()
-            await agents.more(1)
-        await agents.end()
-    await healed(*pair)
+    assert (breaker(one, "fill"), breaker(two, "read")) == ("closed", "closed")
 
 
 @pytest.mark.faults
@@ -700,75 +781,11 @@ async def test_a_stalled_valkey_is_left_alone(own: Valkey, tmp_path: Path) -> No
     os.kill(own.pid, signal.SIGSTOP)
     for _ in range(100):
         assert len(await store.entries(pen.key)) == 5
-    assert store.metrics.reading == "open"
-    assert store.metrics.timeouts <= 2 * hot.FAILURES
+    assert breaker(store, "read") == "open"
+    assert store.counts.timeouts <= 2 * hot.FAILURES
     os.kill(own.pid, signal.SIGCONT)
-    await until(lambda: store.metrics.reading == "half-open")
+    await until(lambda: breaker(store, "read") == "half-open")
     assert len(await store.entries(pen.key)) == 5
-    assert store.metrics.reading == "closed"
-    assert store.metrics.hits == 5
+    assert breaker(store, "read") == "closed"
+    assert store.counts.hits == 5
     await store.close()
-
-
-SLOTS = 16384
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return str(free.getsockname()[1])
-
-
-@pytest.fixture
-def nodes() -> Iterator[list[Valkey]]:
-    with ExitStack() as stack:
-        options = [{"cluster-enabled": "yes", "cluster-port": free_port()} for _ in range(3)]
-        yield [stack.enter_context(Valkey(options=each)) for each in options]
-
-
-async def joined(nodes: list[Valkey], clients: list[Client]) -> None:
-    """Make them one cluster, a third of the slots each."""
-    for n, client in enumerate(clients):
-        first, last = n * SLOTS // 3, (n + 1) * SLOTS // 3 - 1
-        await client.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
-        await client.execute_command("CLUSTER SET-CONFIG-EPOCH", n + 1)
-    for node in nodes[1:]:
-        bus = await clients[nodes.index(node)].config_get("cluster-port")
-        await clients[0].execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus["cluster-port"])
-    async with asyncio.timeout(20):
-        for client in clients:
-            while (await client.execute_command("CLUSTER INFO"))["cluster_state"] != "ok":  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-
-
-@pytest.mark.faults
-async def test_a_cluster_whose_slots_move(nodes: list[Valkey], tmp_path: Path) -> None:
-    """Copies are spread over three nodes; some slots move meanwhile, and every read is right."""
-    async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(Client.from_url(node.url)) for node in nodes]
-        await joined(nodes, clients)
-        client = await stack.enter_async_context(ValkeyCluster.from_url(nodes[0].url))
-        store = Bounded(await sqlite(tmp_path), client)
-        pens = [await written(store, 5, f"s{n}") for n in range(30)]
-
-        async def right() -> None:
-            for n, pen in enumerate(pens):
-                if n % 3 == 0:
-                    group = pen.group()
-                    await store.append([group])
-                    pen.saw(group)
-                assert await store.entries(pen.key) == await alone(tmp_path, pen)
-
-        await right()
-        assert all([await each.dbsize() for each in clients])
-        target = await clients[1].execute_command("CLUSTER MYID")
-        await clients[0].execute_command("CLUSTER MIGRATESLOTS", "SLOTSRANGE", 0, SLOTS // 6, "NODE", target)
-        async with asyncio.timeout(30):
-            while b"success" not in (await clients[0].execute_command("CLUSTER GETSLOTMIGRATIONS"))[0]:
-                await right()
-        await store.empty(pens[0].key, [1, 2])
-        await right()
-        hits = store.metrics.hits
-        await right()
-        assert store.metrics.hits > hits
-        assert store.metrics.reading == store.metrics.filling == "closed"
-        await store.close()

@@ -228,7 +228,7 @@ async def test_a_full_server_writes_nothing_and_loses_nothing(client: Client, st
         assert 0 not in await store.beat([(pens[0].key, None)], worker)
         assert await store.empty(pens[0].key, [2]) == 1
         await landed(store, pens[1], pens[1].delete())
-        assert await store.purge(pens[1].key) == 4
+        assert await store.purge([pens[1].key]) == [4]
     finally:
         await client.config_set("maxmemory", "0")
     await landed(store, pens[0], group)
@@ -294,7 +294,7 @@ async def test_text_is_any_text(store: ValkeyStore) -> None:
         [head] = await store.heads([(text, text)])
         assert head is not None
         await landed(store, pen, pen.delete())
-        assert await store.purge(pen.key) == 4
+        assert await store.purge([pen.key]) == [4]
     with pytest.raises(InvalidInput):
         await store.heads([("ns", "\ud800")])
 

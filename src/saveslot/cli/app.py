@@ -37,8 +37,11 @@ COMMANDS = {
             "log": "Show a session's history, one line each, newest last.",
             "diff": "Show what changed from one checkpoint to another.",
             "audit": "Show who did what when, also of a deleted or erased session; --verify checks it.",
-            "stats": "Count sessions, entries and bytes.",
         },
+    ),
+    "Count": (
+        "counting",
+        {"stats": "Count sessions, checkpoints and failures; show how long things take, and how many come."},
     ),
     "Watch": (
         "live",
@@ -58,15 +61,28 @@ COMMANDS = {
             "erase": "Erase what a session or a user's sessions held, for good; says what it would do.",
         },
     ),
+    "Keep and forget": (
+        "forgetting",
+        {
+            "pin": "Keep a checkpoint, whatever retention says.",
+            "unpin": "Leave a checkpoint to retention again.",
+            "thin": "Drop the checkpoints of a session that its rule, or this one, does not keep.",
+            "gc": "Remove sessions that ended long ago, and deleted ones.",
+        },
+    ),
     "Carry": (
         "moving",
         {
             "export": "Write a session with its whole history as JSON.",
-            "import": "Store exported sessions, each whole or not at all; prints their ids.",
+            "import": "Store exported sessions, or those of another program; each whole or not at all.",
         },
     ),
+    "Move": ("carrying", {"copy": "Copy all sessions to another store, verified; run again, it goes on."}),
     "Keep secret": ("keys", {"key": "Make a key, show which are in use, or wrap all sessions by a new one."}),
-    "In the background": ("keeping", {"keeper": "Fail what gives no sign of life; start a command for each orphan."}),
+    "In the background": (
+        "keeping",
+        {"keeper": "Fail what gives no sign of life, thin and remove, start a command for each orphan."},
+    ),
     "Look after": (
         "tending",
         {

@@ -14,7 +14,7 @@ from saveslot.cli.recipes import recipes
 from saveslot.cli.words import many, size, span
 from saveslot.errors import InvalidInput, Unavailable
 from saveslot.stores import postgres_partitions, shown
-from saveslot.stores.postgres_server import ESCAPED, Connection, migrations, taken_apart
+from saveslot.stores.postgres_server import ATTRIBUTES, ESCAPED, Connection, migrations, taken_apart
 
 # Nobody tests older ones, and their support ends in November 2026 at the latest.
 OLDEST = 15
@@ -66,7 +66,8 @@ async def check(url: str, progress: Progress) -> AsyncGenerator[Finding]:
     except (InvalidInput, Unavailable) as exc:
         yield problem("server", *str(exc).split("; ", 1))
         return
-    yield await recipes(url, sessions, entries, progress, most=MOST)
+    here = url if ATTRIBUTES in url else f"{url}{'&' if '?' in url else '?'}{ATTRIBUTES}=any"  # also on a replica
+    yield await recipes(here, sessions, entries, progress, most=MOST)
 
 
 @asynccontextmanager

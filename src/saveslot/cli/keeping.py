@@ -24,11 +24,12 @@ from cyclopts import Parameter
 from saveslot.cli.common import COMMON, Common
 from saveslot.cli.exits import Misuse, until_terminated
 from saveslot.cli.looking import short
-from saveslot.cli.options import SomeTime, positive
+from saveslot.cli.options import Duration, SomeTime, positive
 from saveslot.cli.screen import Line, Screen, note, write
 from saveslot.cli.state import DIM
-from saveslot.cli.words import many, span
+from saveslot.cli.words import many, size, span
 from saveslot.errors import SaveslotError
+from saveslot.keeper import TIDY
 from saveslot.lifecycle import SessionState
 from saveslot.manager import SessionManager
 from saveslot.model import Data
@@ -41,7 +42,15 @@ AGAIN, LONGEST = 30.0, 3600.0
 # Seconds that a command has to end when the keeper does. One that is killed then leaves an orphan behind.
 GRACE = 10.0
 
-EVENTS = {"orphan": "red", "started": "cyan", "ended": DIM, "taken": "green", "swept": "yellow", "trouble": "bold red"}
+EVENTS = {
+    "orphan": "red",
+    "started": "cyan",
+    "ended": DIM,
+    "taken": "green",
+    "swept": "yellow",
+    "tidied": DIM,
+    "trouble": "bold red",
+}
 
 Say = Callable[[str, str, str], None]  # which event, of which session, in words
 
@@ -60,6 +69,14 @@ async def keeper(
     limit: Annotated[int, Parameter(validator=positive, help="Run at most so many commands at a time.")] = 4,
     agent: Annotated[str | None, Parameter(help="Only orphans of this agent type.")] = None,
     every: Annotated[float, Parameter(validator=positive, help="Seconds between two looks.")] = 5.0,
+    thin: Annotated[
+        bool, Parameter(help="Thin histories as their rules say, by default 30 days after their sessions ended.")
+    ] = True,
+    gc: Annotated[bool, Parameter(help="Remove sessions that were deleted a week ago.")] = True,
+    gc_after: Annotated[Duration, Parameter(help="Remove also sessions that ended so long ago, such as 90d.")] = None,
+    tidy_every: Annotated[
+        SomeTime, Parameter(show_default=False, help="How often it thins and removes; 1h if left out.")
+    ] = timedelta(seconds=TIDY),
     common: Common = COMMON,
 ) -> None:
     screen = common.screen
@@ -73,7 +90,9 @@ async def keeper(
 
     async def keep() -> None:
         async with common.sessions(create=True, worker_beat=every, worker_ttl=max(20.0, 4 * every)) as sessions:
-            await sessions.keeper.start(stale_after=stale_after)
+            await sessions.keeper.start(
+                stale_after=stale_after, thin=thin, gc=gc, gc_after=gc_after, tidy_every=tidy_every.total_seconds()
+            )
             try:
                 note(f"keeping {common.place}; Ctrl-C ends it")
                 await Watchman(sessions, agent, commands, say).go_on(every, stale_after)
@@ -118,6 +137,7 @@ class Watchman:
         self._say = say
         self._orphans: dict[str, str] = {}  # by id: the worker that held it
         self._swept = 0
+        self._tidied = (0, 0, 0)
 
     async def go_on(self, every: float, stale_after: timedelta) -> None:
         before = ""
@@ -135,7 +155,19 @@ class Watchman:
                 told = f"{many(swept - self._swept, 'session')} failed: no sign of life for "
                 self._say("swept", "", told + span(stale_after.total_seconds()))
             self._swept = swept
+            self._tell_tidied(self._sessions.keeper.stats)
             await asyncio.sleep(every)
+
+    def _tell_tidied(self, stats: Data) -> None:
+        before, self._tidied = self._tidied, (stats["thinned"], stats["removed"], stats["freed_bytes"])
+        thinned, removed, freed = (now - then for now, then in zip(self._tidied, before, strict=True))
+        parts = [
+            f"{many(thinned, 'checkpoint')} dropped" if thinned else "",
+            f"{many(removed, 'session')} removed" if removed else "",
+            f"{size(freed)} given back" if freed else "",
+        ]
+        if any(parts):
+            self._say("tidied", "", ", ".join(filter(None, parts)))
 
     async def _look(self) -> None:
         if self._commands is not None:

@@ -1,4 +1,4 @@
-"""The commands that look: ls, show, log, diff, audit, stats."""
+"""The commands that look: ls, show, log, diff, audit."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from saveslot.cli.common import COMMON, Common
 from saveslot.cli.exits import Misuse
 from saveslot.cli.options import CheckpointArg, Duration, Limit, SessionArg
 from saveslot.cli.screen import Cell, Column, Line, Screen, Span, note
-from saveslot.cli.state import DIM, FULL, KEY, Fold, bare, tree
-from saveslot.cli.words import age, ago, bar, flat, local, many, size
+from saveslot.cli.state import DIM, FULL, Fold, bare, tree
+from saveslot.cli.words import age, ago, flat, local, many, size
 from saveslot.errors import NotFound
 from saveslot.glance import LogLine
 from saveslot.manager import SessionManager
-from saveslot.model import AgentSession, Checkpoint, Data
+from saveslot.model import AgentSession, Checkpoint, DamagedSession, Data
 
 # What a terminal shows unless told otherwise; a pipe gets everything.
 SHOWN = 50
@@ -57,10 +57,10 @@ async def ls(
         "state": state,
         "agent_type": agent,
         "user_id": user,
-        "labels": _labels(label or []),
+        "labels": labelled(label or []),
         "text": text,
-        "created_after": _before_now(newer_than),
-        "created_before": _before_now(older_than),
+        "created_after": before_now(newer_than),
+        "created_before": before_now(older_than),
     }
     if limit is None:
         limit = SHOWN if screen.terminal else 0
@@ -91,16 +91,18 @@ async def _found(sessions: SessionManager, wanted: dict[str, Any], limit: int) -
 
 
 def told(session: AgentSession) -> Data:
-    """Its `to_dict`, and beside that who holds it."""
+    """Its `to_dict`, and beside that who holds it; of a damaged one what can be read."""
     owner = session.owner
-    return {**session.to_dict(), "owner": None if owner is None else {"worker": owner.worker, "left": owner.left}}
+    known = session.readable() if isinstance(session, DamagedSession) else session.to_dict()
+    return {**known, "owner": None if owner is None else {"worker": owner.worker, "left": owner.left}}
 
 
 def listing(found: Sequence[AgentSession], screen: Screen) -> tuple[list[Column], list[list[Cell]]]:
     """Sessions one line each: times as ages on a terminal, exact in a pipe."""
     ids = short_ids([session.session_id for session in found]) if screen.terminal else {}
-    users, held, about = (any(getattr(s, part) for s in found) for part in ("user_id", "owner", "context"))
-    about = about or any(s.locked for s in found)
+    users, held = (any(getattr(s, part) for s in found) for part in ("user_id", "owner"))
+    contexts = [_context(session) for session in found]
+    about = any(text for text, _ in contexts)
     columns = [Column("ID"), Column("STATE"), Column("AGENT")]
     columns += [Column("USER")] * users
     columns += [Column("OWNER")] * held
@@ -112,15 +114,21 @@ def listing(found: Sequence[AgentSession], screen: Screen) -> tuple[list[Column]
     )
     columns += [Column("CONTEXT", wide=True)] * about
     rows: list[list[Cell]] = []
-    for session in found:
+    for session, context in zip(found, contexts, strict=True):
         name = ids.get(session.session_id, session.session_id)
         row: list[Cell] = [(name, "bold"), state_cell(session, screen), session.agent_type]
         row += [session.user_id] * users
         row += [owner_cell(session)] * held
         row += [str(entries(session)), *(when(at, screen) for at in (session.created_at, session.last_heartbeat))]
-        row += [("(sealed)" if session.locked else brief(session.context), DIM)] * about
+        row += [context] * about
         rows.append(row)
     return columns, rows
+
+
+def _context(session: AgentSession) -> Span:
+    if isinstance(session, DamagedSession):
+        return f"damaged: {session.damage}", "bold red"
+    return "(sealed)" if session.locked else brief(session.context), DIM
 
 
 def short_ids(ids: Sequence[str]) -> dict[str, str]:
@@ -162,7 +170,7 @@ def brief(data: Data) -> str:
     return flat("  ".join(f"{key}={bare(value)}" for key, value in data.items()), 80)
 
 
-def _labels(told: Sequence[str]) -> dict[str, str]:
+def labelled(told: Sequence[str]) -> dict[str, str]:
     pairs = [item.partition("=") for item in told]
     for (_, equals, _), item in zip(pairs, told, strict=True):
         if not equals:
@@ -170,7 +178,7 @@ def _labels(told: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _before_now(span: timedelta | None) -> datetime | None:
+def before_now(span: timedelta | None) -> datetime | None:
     return None if span is None else datetime.now(UTC) - span
 
 
@@ -242,7 +250,11 @@ def _about(session: AgentSession, taken: Checkpoint | None, fold: Fold, screen: 
         worker, style = owner_cell(session)
         held = f"held by {worker}{since}" if session.owner.left else f"{worker}, which held it{since} and is silent"
         yield Line(body=((held, style),))
-    dicts = {"context": session.context, "metadata": session.metadata, "labels": session.labels}
+    if isinstance(session, DamagedSession):
+        yield Line(body=((f"context and metadata are damaged: {session.damage}", "bold red"),))
+        dicts = {"labels": session.labels}
+    else:
+        dicts = {"context": session.context, "metadata": session.metadata, "labels": session.labels}
     yield from tree({name: value for name, value in dicts.items() if value}, fold)
 
 
@@ -444,38 +456,3 @@ async def audit(
     elif verify:
         older = f"; nothing vouches for the first {trail.unlinked:,}" if trail.unlinked else ""
         note(f"{len(trail.lines):,} entries fit{older}")
-
-
-async def stats(*, common: Common = COMMON) -> None:
-    screen = common.screen
-    async with common.sessions() as sessions:
-        counted = await sessions.stats()
-    if screen.json:
-        screen.data(counted)
-        return
-    per_entry = counted["stored_bytes"] / counted["entries"] if counted["entries"] else 0
-    rows = [
-        ("store", common.place),
-        ("namespace", common.settings["namespace"].value),
-        ("sessions", f"{counted['sessions']:,}"),
-        *(
-            [("held", f"{counted['held']:,}, {counted['orphaned']:,} of them by workers that died")]
-            if counted["held"]
-            else []
-        ),
-        ("entries", f"{counted['entries']:,} in the whole store"),
-        ("stored", f"{size(counted['stored_bytes'])}, {size(per_entry)} an entry"),
-    ]
-    screen.lines(Line((((f"{name:<11}"), KEY),), ((value, ""),)) for name, value in rows)
-    for title, counts in (("by state", counted["by_state"]), ("by agent", counted["by_agent_type"])):
-        shown = {name or "(none)": count for name, count in counts.items()}
-        if any(shown.values()):
-            screen.lines([Line(), Line(body=((title, DIM),)), *_bars(shown)])
-
-
-def _bars(counts: dict[str, int]) -> Iterator[Line]:
-    most, width = max(counts.values()), max(map(len, counts))
-    digits = len(f"{most:,}")
-    for name, count in sorted(counts.items(), key=lambda item: -item[1]):
-        style = STATES.get(name, ("", "cyan"))[1]
-        yield Line(((f"{name:<{width}}  ", ""),), ((f"{count:>{digits},}  ", "bold"), (bar(count / most, 30), style)))

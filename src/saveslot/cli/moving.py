@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from saveslot.cli import target
+from saveslot.cli import carrying, target
 from saveslot.cli.common import COMMON, Common
 from saveslot.cli.exits import Misuse, exit_code
 from saveslot.cli.looking import entries
@@ -23,15 +23,23 @@ from saveslot.cli.words import many, size
 from saveslot.errors import AlreadyExists, InvalidInput, SaveslotError
 from saveslot.manager import SessionManager
 from saveslot.model import AgentSession
+from saveslot.moving import sources
 
 # The beginning of an export, as `transfer` writes it: one line with the session.
 _HEADER = re.compile(r'\{"saveslot": \d+, "session": (\{.*\}),\n')
 
 
 async def export(
-    what: SessionArg,
+    what: SessionArg | None = None,
     /,
     *,
+    every: Annotated[
+        Path | None,
+        Parameter(name="--all", help="A new folder for all sessions, as JSON Lines. Run again, it goes on."),
+    ] = None,
+    compress: Annotated[
+        bool, Parameter(name="--zstd", negative="", show_default=False, help="With --all: compress the files.")
+    ] = False,
     output: Annotated[
         Path | None, Parameter(name=["--output", "-o"], help="A file; it appears when it is complete.")
     ] = None,
@@ -40,8 +48,13 @@ async def export(
     ] = False,
     common: Common = COMMON,
 ) -> None:
+    if (what is None) == (every is None) or (every is not None and output is not None):
+        raise Misuse("export: name one session, or a folder for all of them (--all DIR)")
+    if every is not None:
+        await carrying.export_all(common, every, compress=compress, plain=plain)
+        return
     async with common.sessions() as sessions:
-        session = await target.find_session(sessions, what)
+        session = await target.find_session(sessions, what or "")
         if output is None:
             await _export(sessions, session, None, plain=plain)
             return
@@ -79,8 +92,17 @@ async def _export(sessions: SessionManager, session: AgentSession, path: Path | 
 
 
 async def import_(
-    *files: Annotated[str, Parameter(name="FILE", help="What `saveslot export` wrote; - is stdin.")],
-    new_id: Annotated[str | None, Parameter(name="--as", help="Store it under this id; one file only.")] = None,
+    *files: Annotated[
+        str,
+        Parameter(
+            name="SOURCE",
+            help="What `saveslot export` wrote (- is stdin); checkpoints as a JSON list; a folder of checkpoint files; "
+            "a SQLite file of LangGraph or OpenAI Agents; postgresql://… with their or agent_sessions tables; valkey://…",
+        ),
+    ],
+    new_id: Annotated[str | None, Parameter(name="--as", help="Store it under this id; one session only.")] = None,
+    valkey: Annotated[str | None, Parameter(help="Valkey with newer copies of an agent_sessions table.")] = None,
+    prefix: Annotated[str, Parameter(help="What its keys begin with: PREFIX:session:ID.")] = "default",
     common: Common = COMMON,
 ) -> None:
     screen = common.screen
@@ -88,6 +110,15 @@ async def import_(
         raise Misuse("import: name the files to import, or - for stdin")
     if new_id is not None and len(files) > 1:
         raise Misuse("import: --as names one session; import the files one by one")
+    for name in files:
+        if sources.is_foreign(name):
+            if len(files) > 1:
+                raise Misuse(f"import: {name} may hold many sessions; import it alone")
+            ask = sources.Ask(common.settings["namespace"].value, new_id, valkey, prefix, carrying.keyring())
+            carrying.told(common, name, await carrying.import_source(common, name, ask))
+            return
+    if valkey is not None:
+        raise Misuse("import: --valkey goes with the postgresql:// URL of an agent_sessions table")
     # Ctrl-C stops us wherever we are, also in the middle of reading a large file; a commit is whole or not at all.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     done: list[str] = []

@@ -10,13 +10,13 @@ from saveslot.cli.findings import Finding, Progress, few, problem, warning
 from saveslot.cli.words import many
 from saveslot.errors import Corrupt, KeyMissing, NotFound, SaveslotError
 from saveslot.log import Entry, Row
-from saveslot.model import DATA_KINDS, Data, Kind
+from saveslot.model import DATA_KINDS, HIDING_KINDS, Data, Kind
 from saveslot.opening import encryption_keys
 from saveslot.sealing import SealedStore
 from saveslot.slot import ABOUT_KINDS
 from saveslot.stores import Store, open_store
 from saveslot.stores.chained import ChainedStore
-from saveslot.timeline import Timeline, needed, note_of
+from saveslot.timeline import Timeline, needed, note_of, shown
 
 # Entries whose frames are held at a time.
 STRIDE = 500
@@ -85,14 +85,18 @@ def _cure(session_id: str, namespace: str, states: list[tuple[int, bool]]) -> st
 
 
 async def _entries(store: Store, key: bytes, id: str) -> AsyncGenerator[tuple[int, Kind | None, str | None]]:
-    """The number and kind of each entry, and why it cannot be read, if so."""
+    """The number and kind of each entry, and why it cannot be read, if so. What is hidden may have been emptied."""
+    hiding = await store.entries(key, kinds=HIDING_KINDS, frames=False)
+    hiding = [entry for entry in hiding if not _unreadable(lambda entry=entry: note_of(entry, id))]
     expected = 1
     while True:
         entries = await store.entries(key, [(expected, expected + STRIDE - 1)], frames=False)
         if not entries:
             return
+        left = shown(entries, hiding, id)
+        seqs = {entry.seq for entry in left}
         tracks = [
-            await _timeline(store, key, id, [e for e in entries if e.kind in kinds], kinds)
+            await _timeline(store, key, id, [e for e in left if e.kind in kinds], kinds)
             for kinds in (DATA_KINDS, ABOUT_KINDS)
         ]
         for entry in entries:
@@ -100,7 +104,8 @@ async def _entries(store: Store, key: bytes, id: str) -> AsyncGenerator[tuple[in
                 yield expected, None, f"is missing; entry {entry.seq} follows"
             expected = entry.seq + 1
             track = tracks[0] if entry.kind in DATA_KINDS else tracks[1] if entry.kind in ABOUT_KINDS else None
-            yield entry.seq, entry.kind, _reason(entry, track, f"{id}:{entry.seq}")
+            gone = entry.seq not in seqs
+            yield entry.seq, None if gone else entry.kind, _reason(entry, None if gone else track, f"{id}:{entry.seq}")
 
 
 async def _timeline(store: Store, key: bytes, id: str, entries: list[Entry], kinds: frozenset[Any]) -> Timeline:

@@ -172,13 +172,18 @@ class Body(NamedTuple):
     @classmethod
     def unpack(cls, body: bytes) -> Body | None:
         """None for a body that is not sealed."""
-        if body[SEAL : SEAL + 2] != _KEYED_HEAD:
+        if not is_sealed(body):
             return None
         start = SEAL + 3
         end = start + body[start - 1] if len(body) > start else len(body)
         if seal(body[SEAL:]) != body or len(body) < end + WRAPPED + NONCE + TAG:
             raise Corrupt("a session's body", "does not match its digest")
         return cls(body[start:end].decode(), body[end : end + WRAPPED], body[end + WRAPPED :])
+
+
+def is_sealed(body: bytes) -> bool:
+    """Whether a session's body, as stored, says that the session is sealed."""
+    return body[SEAL : SEAL + 2] == _KEYED_HEAD
 
 
 def place_of(namespace: str, key: bytes) -> bytes:

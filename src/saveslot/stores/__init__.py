@@ -32,15 +32,24 @@ class Store(Protocol):
         name: str | None = None,
         newest: int | None = None,
         frames: bool = True,
+        largest: int | None = None,
     ) -> list[Entry]:
-        """Entries in the order of their seqs, `newest` the last n of them. Without frames `size` still tells theirs."""
+        """Entries in the order of their seqs, `newest` the last n of them. Without frames `size` still tells theirs.
+
+        `largest` leaves out the frames of more bytes than that.
+        """
         ...
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
-        """A page of sessions, newest first (by staleness: longest silent first), behind `after`."""
+        """A page of sessions, newest first (stale, ended and deleted ones: oldest first), behind `after`."""
         ...
 
-    async def count(self, query: Query) -> Counts: ...
+    async def count(self, query: Query, sample: int = 0) -> Counts:
+        """How many there are of what, and the entries of the newest so many of these sessions, without what they hold.
+
+        Counts are exact; a sample ends with `TRACED` entries a session.
+        """
+        ...
 
     async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
         """Mark sessions as alive now, and the worker; the times, the worker's last.
@@ -72,8 +81,8 @@ class Store(Protocol):
         """
         ...
 
-    async def purge(self, key: bytes) -> int:
-        """Remove a deleted session, rows and all; the number of entries. A live one is left alone."""
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+        """Remove deleted sessions, rows and all; the number of entries of each. A live one is left alone: 0."""
         ...
 
     async def close(self) -> None: ...

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from saveslot.errors import Unavailable
 from saveslot.log import Group, Verdict
+from saveslot.metrics import Counters
 
 # Two batches at a time: while one waits for its sync the next is planned. A third brought nothing.
 LANES = 2
@@ -13,12 +15,13 @@ LANES = 2
 MANY, LARGE = 256, 1 << 20
 
 Land = Callable[[list[Group]], Awaitable[list[Verdict]]]
-Waiting = tuple[Group, "asyncio.Future[Verdict]"]
+Waiting = tuple[Group, "asyncio.Future[Verdict]", float]  # and when it came
 
 
 class Batches:
-    def __init__(self, land: Land) -> None:
+    def __init__(self, land: Land, counters: Counters) -> None:
         self._land = land
+        self._counters = counters
         self._waiting: list[Waiting] = []
         self._busy: set[bytes] = set()  # sessions with a group under way: the next one waits for its verdict
         self._lanes: set[asyncio.Task[None]] = set()
@@ -26,10 +29,13 @@ class Batches:
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
         """Cancelling abandons the answers; what was handed over is written all the same."""
         loop = asyncio.get_running_loop()
-        answers = [(group, loop.create_future()) for group in groups]
+        now = loop.time()
+        answers: list[Waiting] = [(group, loop.create_future(), now) for group in groups]
         self._waiting += answers
         self._start()
-        return [await answer for _, answer in answers]
+        if len(answers) == 1:  # quicker than gathering
+            return [await answers[0][1]]
+        return await asyncio.gather(*(answer for _, answer, _ in answers))
 
     async def close(self) -> None:
         while self._lanes:
@@ -65,19 +71,27 @@ class Batches:
                 taken.add(group.key)
                 size += sum(len(entry.frame or b"") for entry in group.entries)
         self._waiting = left
-        self._busy |= {group.key for group, _ in batch}
+        self._busy |= {group.key for group, *_ in batch}
         return batch
 
     async def _run(self, batch: list[Waiting]) -> None:
+        self._counters.batches.add(len(batch))
+        began = asyncio.get_running_loop().time()
         try:
-            verdicts = await self._land([group for group, _ in batch])
+            verdicts = await self._land([group for group, *_ in batch])
         except Exception as exc:  # noqa: BLE001  (each caller gets it)
-            for _, answer in batch:
+            for _, answer, _ in batch + (self._behind(began) if isinstance(exc, Unavailable) else []):
                 if not answer.done():
                     answer.set_exception(exc)
         else:
-            for (_, answer), verdict in zip(batch, verdicts, strict=True):
+            for (_, answer, _), verdict in zip(batch, verdicts, strict=True):
                 if not answer.done():
                     answer.set_result(verdict)
         finally:
-            self._busy -= {group.key for group, _ in batch}
+            self._busy -= {group.key for group, *_ in batch}
+
+    def _behind(self, began: float) -> list[Waiting]:
+        """Take out who waited behind a batch all the time that it took: nobody waits so long again and again."""
+        behind = [item for item in self._waiting if item[2] <= began]
+        self._waiting = [item for item in self._waiting if item[2] > began]
+        return behind

@@ -1,8 +1,8 @@
 """Entries that vouch for those before them: a chain of hashes through each session's log, for `audit`.
 
 Behind the digest in its column stands an entry's *link*, 16 bytes: a mark, and a hash of the link before, of what the
-entry is (append_id, seq, kind, name, fence, lease, digest, seal of its note: all that stays when it is emptied), and of
-times. A time is given by the store when an entry lands, so the next group covers it: the mark says how many entries
+entry is (append_id, seq, kind, name, fence, digest, seal of its note: all that stays when it is emptied or copied), and
+of times. A time is given by the store when an entry lands, so the next group covers it: the mark says how many entries
 before are covered, and whether this one's own time was given by the writer (an import), and so is covered at once.
 
     mark: times covered × 2, +1 if its own        hash: the first 15 bytes of sha256
@@ -35,7 +35,7 @@ from saveslot.log import (
     Verdict,
     Worker,
 )
-from saveslot.stores import Store
+from saveslot.stores import Store, Tended
 
 LINK = 16
 DIGEST = 32
@@ -69,10 +69,10 @@ def split(digest: bytes) -> tuple[bytes, bytes]:
 def linked(key: bytes, entry: Entry, before: bytes, times: Sequence[int], *, given: bool) -> bytes:
     """The link of an entry whose digest is bare."""
     mark = len(times) << 1 | given
-    name, digest, note, lease = entry.name.encode(), entry.digest, entry.note, entry.lease
+    name, digest, note = entry.name.encode(), entry.digest, entry.note
     sizes = _SIZES(mark, len(before), entry.seq, entry.kind, entry.fence, len(name), len(digest))
     spans = b"".join([_TIME(at) for at in times]) if len(times) != 1 else _TIME(times[0])
-    tail = (b"\0" if lease is None else b"\1" + lease) + (b"\0" if note is None else b"\1" + note[:SEAL])
+    tail = b"\0" if note is None else b"\1" + note[:SEAL]
     own = _TIME(entry.at) if given else b""
     found = sha256(sizes + before + spans + key + entry.append_id + name + digest + tail + own)
     return bytes((mark,)) + found.digest()[: LINK - 1]
@@ -171,15 +171,18 @@ class ChainedStore:
         name: str | None = None,
         newest: int | None = None,
         frames: bool = True,
+        largest: int | None = None,
     ) -> list[Entry]:
-        found = await self._inner.entries(key, ranges, kinds=kinds, name=name, newest=newest, frames=frames)
+        found = await self._inner.entries(
+            key, ranges, kinds=kinds, name=name, newest=newest, frames=frames, largest=largest
+        )
         return [_bare(entry) for entry in found]
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         return await self._inner.find(query, after, limit)
 
-    async def count(self, query: Query) -> Counts:
-        return await self._inner.count(query)
+    async def count(self, query: Query, sample: int = 0) -> Counts:
+        return await self._inner.count(query, sample)
 
     async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
         return await self._inner.beat(signs, worker)
@@ -194,8 +197,12 @@ class ChainedStore:
     ) -> int:
         return await self._inner.empty(key, seqs, notes=notes, body=body)
 
-    async def purge(self, key: bytes) -> int:
-        return await self._inner.purge(key)
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+        return await self._inner.purge(keys)
+
+    async def tend(self) -> None:
+        if isinstance(self._inner, Tended):
+            await self._inner.tend()
 
     async def close(self) -> None:
         await self._inner.close()

@@ -9,22 +9,32 @@ over is noticed, and counts as missing.
 
 What holds a session's copies is its hash tag, and no command names two sessions: Valkey Cluster works. Every operation
 ends within its budget, and none raises.
+
+A client by URL is made when it is first needed, behind the caller's back: a process that only reads one state and
+ends never waits for a driver to be imported, or for a connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence, Set as AbstractSet
 from hashlib import blake2b
+from importlib import import_module
+from importlib.util import find_spec
 from inspect import iscoroutinefunction
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from saveslot.errors import InvalidInput
 from saveslot.log import Entry
+from saveslot.metrics import Calls
+
+LOG = logging.getLogger("saveslot")
 
 Copy = tuple[str, bytes, bool]  # its name, what it holds, and whether it goes over what lies there
 
@@ -32,6 +42,8 @@ Copy = tuple[str, bytes, bool]  # its name, what it holds, and whether it goes o
 BUDGET = 0.05
 # So many failures in a row, and Valkey is left alone for so many seconds; then one operation tries for all.
 FAILURES, PAUSE = 3, 1.0
+# A process that needed Valkey once may end right afterwards: so many seconds later it makes its client.
+SETTLED = 0.1
 # One question names so many frames: within the budget also for a client that parses in Python.
 CHUNK = 128
 # A larger frame would not come within the budget over a slow network. (Most are a few kilobytes.)
@@ -61,14 +73,16 @@ class HotMetrics(msgspec.Struct):
     errors: int = 0  # operations that failed …
     timeouts: int = 0  # … and that took too long
     hints: int = 0  # heard over Valkey: something was appended
-    heads: int = 0  # asked for by callers …
-    queries: int = 0  # … and questions to the database that this took
-    reading: str = "closed"  # the breakers: closed (all is well), open (Valkey is left alone), half-open (one may try)
-    filling: str = "closed"
+    connected: bool = False  # there is a client: it is made when it is first needed
+    listening: bool = False  # for hints
 
 
 class Breaker:
-    def __init__(self) -> None:
+    """closed: all is well; open: Valkey is left alone; half-open: one may try."""
+
+    def __init__(self, name: str = "") -> None:
+        self.calls = Calls()
+        self._name = name
         self._failed = 0
         self._until = 0.0
 
@@ -85,24 +99,34 @@ class Breaker:
         return state != "open"
 
     def record(self, *, good: bool) -> None:
-        self._failed = 0 if good else self._failed + 1
+        before, self._failed = self._failed, 0 if good else self._failed + 1
         self._until = time.monotonic() + PAUSE
+        if self._failed == FAILURES:
+            LOG.warning("hot tier: %s failed %d times in a row; the database is asked alone", self._name, FAILURES)
+        elif good and before >= FAILURES:
+            LOG.info("hot tier: %s works again", self._name)
+
+    def told(self) -> dict[str, Any]:
+        return {"breaker": self.state, **self.calls.told()}
 
 
 class HotTier:
     def __init__(self, client: Any, ttl: float, *, own: bool = False) -> None:
-        """`own`: the client ends with the tier."""
-        if not iscoroutinefunction(getattr(client, "execute_command", None)):
+        """`client`: an asyncio one, or a URL. `own`: it ends with the tier, as one by URL always does."""
+        self._client: Any = client
+        self._own, self._url = own, ""
+        if isinstance(client, str):
+            self._client, self._own, self._url = None, True, checked(client)
+        elif not iscoroutinefunction(getattr(client, "execute_command", None)):
             raise InvalidInput("redis_client", "must be an asyncio client: valkey.asyncio.Valkey, redis.asyncio.Redis")
         if ttl <= 0:
             raise InvalidInput("session_ttl_hours", "must be more than 0")
         self.counts = HotMetrics()
         self.news = asyncio.Event()
-        self.listening = False
-        self._client, self._own = client, own
+        self._warming: asyncio.Task[None] | None = None
         self._ttl = max(1, int(ttl * 1000))
         # They fail apart: a full server still answers, and gives up what it has.
-        self._reading, self._filling, self._burying = Breaker(), Breaker(), Breaker()
+        self.reading, self.filling, self.burying = Breaker("reading"), Breaker("filling"), Breaker("burying")
         self._waiting: deque[Copy] = deque()
         self._weight = 0
         self._untold = False
@@ -110,16 +134,38 @@ class HotTier:
         self._listener: asyncio.Task[None] | None = None
         self._running: set[asyncio.Task[bool]] = set()
         self._closed = False
-        self._shared = hasattr(client, "pubsub")  # a cluster's client has none: watchers poll
+        # A cluster's client has no channel that every version of it can hear: watchers ask the database.
+        self._shared = bool(self._url) or (hasattr(client, "pubsub") and not hasattr(client, "get_nodes"))
 
-    @property
-    def metrics(self) -> HotMetrics:
-        self.counts.reading, self.counts.filling = self._reading.state, self._filling.state
-        return self.counts
+    def metrics(self) -> dict[str, Any]:
+        self.counts.connected = self._client is not None
+        verbs = {"read": self.reading, "fill": self.filling, "bury": self.burying}
+        return {**msgspec.structs.asdict(self.counts), **{verb: breaker.told() for verb, breaker in verbs.items()}}
 
     @property
     def readable(self) -> bool:
-        return not self._closed and self._reading.state != "open"
+        return self._client is not None and not self._closed and self.reading.state != "open"
+
+    def warm(self) -> asyncio.Task[None]:
+        """Make the client, some time soon."""
+        if self._warming is None:
+            self._warming = asyncio.ensure_future(self._connected())
+        return self._warming
+
+    async def _connected(self) -> None:
+        if self._client is not None:
+            return
+        await asyncio.sleep(SETTLED)
+        await asyncio.to_thread(import_module, "valkey.asyncio")  # takes as long as several resumes
+        try:
+            self._client = connect(self._url)
+        except InvalidInput as exc:  # an option that only the driver knows to be wrong: every operation will fail
+            LOG.warning("hot tier: %s", exc)
+
+    async def _there(self) -> None:
+        """Until there is a client. Who waits may leave; the others go on waiting."""
+        if self._client is None:
+            await asyncio.shield(self.warm())
 
     # Frames
 
@@ -135,7 +181,7 @@ class HotTier:
             return True
 
         for start in range(0, len(seqs), CHUNK):
-            if not await self._try(self._reading, ask(seqs[start : start + CHUNK])):
+            if not await self._try(self.reading, ask(seqs[start : start + CHUNK])):
                 break
         return found
 
@@ -157,7 +203,7 @@ class HotTier:
             frame = entry.frame
             if not frame or len(frame) > LARGE:
                 continue
-            if self._weight > BACKLOG or self._filling.state == "open":
+            if self._weight > BACKLOG or self.filling.state == "open":
                 self.counts.dropped += 1
                 continue
             self._waiting.append((_name(key, entry.seq), _seal(entry, frame) + frame, entry.seq in over))
@@ -184,26 +230,29 @@ class HotTier:
             await self._client.execute_command("UNLINK", *names)
             return True
 
+        if seqs:
+            await self._there()
         for start in range(0, len(seqs), BATCH):
             names = [_name(key, seq) for seq in seqs[start : start + BATCH]]
             # A full server has no room for a grave, nor for a copy that comes late.
-            if not (await self._try(self._burying, dig(names)) or await self._try(self._burying, drop(names))):
+            if not (await self._try(self.burying, dig(names)) or await self._try(self.burying, drop(names))):
                 self.counts.left += len(seqs) - start
                 return
             self.counts.buried += len(names)
 
     def _start(self) -> None:
-        if self._filler is None and (self._waiting or self._untold) and self._filling.state != "open":
+        if self._filler is None and (self._waiting or self._untold) and self.filling.state != "open":
             self._filler = asyncio.ensure_future(self._fill())
 
     async def _fill(self) -> None:
         try:
+            await self._there()
             while self._waiting or self._untold:
                 batch = self._next()
-                if await self._try(self._filling, self._copied(batch)):
+                if await self._try(self.filling, self._copied(batch)):
                     continue
                 self.counts.dropped += len(batch)
-                if self._filling.state == "open":
+                if self.filling.state == "open":
                     self.counts.dropped += len(self._waiting)
                     self._waiting.clear()
                     self._weight, self._untold = 0, False
@@ -236,6 +285,7 @@ class HotTier:
             work.close()
             return False
         # A task of its own: clients use asyncio.wait_for, which in Python 3.11 may swallow a cancellation.
+        start = time.perf_counter_ns()
         task = asyncio.ensure_future(work)
         self._running.add(task)
         task.add_done_callback(self._ended)
@@ -245,6 +295,8 @@ class HotTier:
             task.cancel()
         good = task.done() and not task.cancelled() and task.exception() is None
         breaker.record(good=good)
+        breaker.calls.took.add(time.perf_counter_ns() - start)
+        breaker.calls.errors += not good
         self.counts.timeouts += not task.done()
         self.counts.errors += task.done() and not good
         return good
@@ -266,37 +318,37 @@ class HotTier:
             self._listener = asyncio.ensure_future(self._listened())
 
     async def _listened(self) -> None:
+        await self._there()
         while True:
             try:
                 async with self._client.pubsub() as channel:
                     await channel.subscribe(CHANNEL)
-                    self.listening = True
+                    self.counts.listening = True
                     while True:  # with a time of its own: the client's, for answers, is too short for silence
                         if await channel.get_message(timeout=SILENCE) is not None:
                             self.counts.hints += 1
                             self._wake()
             except Exception:  # noqa: BLE001  (as above)
                 self.counts.errors += 1
-            self.listening = False
+            self.counts.listening = False
             await asyncio.sleep(PAUSE)
 
     async def close(self) -> None:
         """What waits to be copied has the time of one operation."""
         self._closed = True
-        tasks = [task for task in (self._filler, self._listener) if task is not None]
+        tasks = [task for task in (self._filler, self._listener, self._warming) if task is not None]
         if self._filler is not None:
             await asyncio.wait([self._filler], timeout=BUDGET)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._running:
-            await asyncio.wait(self._running, timeout=BUDGET)
-        if self._own:
-            await self._try(Breaker(), self._hung_up())
-
-    async def _hung_up(self) -> bool:
-        await self._client.aclose()
-        return True
+        if self._running:  # cancelled, each of them
+            await asyncio.wait(self._running, timeout=PAUSE)
+        if self._own and self._client is not None:
+            hanging_up = asyncio.ensure_future(self._client.aclose())
+            await asyncio.wait([hanging_up], timeout=PAUSE)
+            hanging_up.cancel()
+            await asyncio.gather(hanging_up, return_exceptions=True)
 
 
 def _name(key: bytes, seq: int) -> str:
@@ -309,12 +361,22 @@ def _seal(entry: Entry, frame: bytes) -> bytes:
     return seal.digest()
 
 
+def checked(url: str) -> str:
+    """The same URL; `InvalidInput` where no client could be made of it, without making one."""
+    if find_spec("valkey") is None:
+        raise InvalidInput("hot", "Valkey needs a driver: pip install 'saveslot[valkey]'")
+    try:
+        _ = urlsplit(url).port
+    except ValueError as exc:
+        raise InvalidInput("hot", f"{exc}; use valkey://host:6379") from None
+    return url
+
+
 def connect(url: str) -> Any:
     """A client for a `valkey://` or `redis://` URL; with a TLS connection for `valkeys://` and `rediss://`."""
-    try:
-        from valkey.asyncio import BlockingConnectionPool, Valkey
-    except ModuleNotFoundError:
-        raise InvalidInput("hot", "Valkey needs a driver: pip install 'saveslot[valkey]'") from None
+    checked(url)
+    from valkey.asyncio import BlockingConnectionPool, Valkey
+
     try:
         # Who finds all sixteen busy waits, within its budget.
         pool = BlockingConnectionPool.from_url(url, max_connections=16, timeout=None)

@@ -55,6 +55,11 @@ class Lines:
                 self._idle.popleft()[1].terminate()
         self._free.release()
 
+    def doubt(self) -> None:
+        """One of them was silent: those that are idle may be as dead, and are not lent again."""
+        while self._idle:
+            self._idle.pop()[1].terminate()
+
     async def close(self, patience: float) -> None:
         """Say goodbye on those that are idle; those that are lent end when they come back."""
         self._closed = True

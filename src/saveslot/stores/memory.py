@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import msgspec
 
 from saveslot.errors import Unavailable
 from saveslot.log import (
+    FAILURES,
+    TRACED,
     Counts,
     Entry,
     Event,
@@ -20,12 +23,14 @@ from saveslot.log import (
     Query,
     Ref,
     Row,
+    Sample,
     Sign,
     Verdict,
     Worker,
     feed_number,
     judged,
     moment,
+    order,
 )
 from saveslot.model import Kind
 
@@ -58,6 +63,7 @@ class MemoryStore:
         self._workers: dict[bytes, _Crewman] = {}
         self._rows: dict[bytes, Row] = {}
         self._deleted: set[bytes] = set()
+        self._deleted_at: dict[bytes, int] = {}
         self._ids: dict[tuple[str, str], bytes] = {}
         self._logs: dict[bytes, list[Entry]] = {}
         self._feed: list[tuple[bytes, Entry]] = []
@@ -126,6 +132,7 @@ class MemoryStore:
             self._workers.setdefault(row.owner, _Crewman("", 0, 0, dead=True))
         if group.delete:
             self._deleted.add(group.key)
+            self._deleted_at[group.key] = now
             del self._ids[row.namespace, row.session_id]
 
     def _landed(self, group: Group) -> Verdict:
@@ -159,6 +166,7 @@ class MemoryStore:
         name: str | None = None,
         newest: int | None = None,
         frames: bool = True,
+        largest: int | None = None,
     ) -> list[Entry]:
         self._check_open()
         found = [
@@ -169,22 +177,27 @@ class MemoryStore:
         ]
         if newest is not None:
             found = found[max(0, len(found) - newest) :]
-        return [msgspec.structs.replace(entry, frame=entry.frame if frames else None) for entry in found]
+        most = -1 if not frames else 1 << 62 if largest is None else largest
+        kept = [entry.frame if entry.frame is not None and len(entry.frame) <= most else None for entry in found]
+        return [msgspec.structs.replace(entry, frame=frame) for entry, frame in zip(found, kept, strict=True)]
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         self._check_open()
-        found = self._matching(query)
-        if query.stale_for is not None:
-            found.sort(key=lambda row: (row.heartbeat, row.key))
-            found = [row for row in found if after is None or (row.heartbeat, row.key) > after]
-        else:
-            found.sort(key=lambda row: (row.created_at, row.key), reverse=True)
-            found = [row for row in found if after is None or (row.created_at, row.key) < after]
-        return [self._shown(row) for row in found[:limit]]
+        column, newest_first = order(query)
+        found = [(getattr(row, column), row.key, row) for row in map(self._shown, self._matching(query))]
+        found.sort(reverse=newest_first)
+        if after is not None:
+            found = [item for item in found if (item[:2] < after if newest_first else item[:2] > after)]
+        rows = [row for *_, row in found[:limit]]
+        if query.ended_for is not None or query.deleted_for is not None:
+            for row in rows:
+                row.weight = sum(entry.size for entry in self._logs[row.key])
+        return rows
 
-    async def count(self, query: Query) -> Counts:
+    async def count(self, query: Query, sample: int = 0) -> Counts:
         self._check_open()
         counts = Counts(
+            sample=self._sample(query, sample) if sample else None,
             entries=sum(map(len, self._logs.values())),
             stored_bytes=sum(entry.size for log in self._logs.values() for entry in log),
         )
@@ -195,14 +208,27 @@ class MemoryStore:
             counts.orphaned += self._orphaned(row.owner, 0)
         return counts
 
+    def _sample(self, query: Query, count: int) -> Sample:
+        rows = sorted(self._matching(query), key=lambda row: (row.created_at, row.key), reverse=True)[:count]
+        sample = Sample(count * TRACED, {row.key: (row.state, row.created_at) for row in rows})
+        entries = ((row.key, entry) for row in rows for entry in self._logs[row.key])
+        sample.entries = [(key, e.seq, int(e.kind), e.name, e.at, e.size) for key, e in islice(entries, sample.limit)]
+        for row in [row for row in rows if row.state == "failed"][:FAILURES]:
+            last = next(entry for entry in reversed(self._logs[row.key]) if entry.kind is Kind.FAILED)
+            sample.failures.append((row.key, msgspec.structs.replace(last, frame=None)))
+        return sample
+
     def _matching(self, query: Query) -> list[Row]:
-        cutoff = None if query.stale_for is None else self._clock() - query.stale_for
+        now = self._clock()
+        cutoff = None if query.stale_for is None else now - query.stale_for
         return [
             row
             for key, row in self._rows.items()
-            if (query.deleted or key not in self._deleted)
+            if (key in self._deleted) == (query.deleted_for is not None)
             and _matches(row, query)
             and (cutoff is None or self._alive(row) < cutoff)
+            and (query.ended_for is None or self._ended(row) <= now - query.ended_for)
+            and (query.deleted_for is None or self._deleted_at.get(key, 0) <= now - query.deleted_for)
             and (query.orphan_for is None or self._orphaned(row.owner, query.orphan_for))
         ]
 
@@ -210,6 +236,13 @@ class MemoryStore:
         """The newest sign of life: the session's own, its last entry's or its owner's."""
         owner = self._workers.get(row.owner or b"")
         return max(row.heartbeat, self._logs[row.key][-1].alive, 0 if owner is None else owner.beaten)
+
+    def _ended(self, row: Row) -> int:
+        """When it was completed or failed, by its entry and its row; at the end of time if it was not."""
+        if row.state not in {"completed", "failed"}:
+            return 1 << 62
+        ends = (entry.at for entry in reversed(self._logs[row.key]) if entry.kind in {Kind.COMPLETED, Kind.FAILED})
+        return max(row.heartbeat, next(ends, 0))
 
     def _orphaned(self, owner: bytes | None, patience: int) -> bool:
         worker = self._workers.get(owner or b"")
@@ -224,10 +257,11 @@ class MemoryStore:
 
     def _shown(self, row: Row) -> Row:
         worker = self._workers.get(row.owner or b"")
-        if worker is None:
-            return _copy(row)
-        left = 0 if worker.dead else max(0, worker.expires - self._uptime())
-        return msgspec.structs.replace(_copy(row), worker=worker.name, left=left)
+        shown = msgspec.structs.replace(row, labels=dict(row.labels), now=self._clock())
+        shown.deleted_at = self._deleted_at.get(row.key, 0)
+        if worker is not None:
+            shown.worker, shown.left = worker.name, 0 if worker.dead else max(0, worker.expires - self._uptime())
+        return shown
 
     async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
         self._check_open()
@@ -298,12 +332,16 @@ class MemoryStore:
             count += 1
         return count
 
-    async def purge(self, key: bytes) -> int:
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
         self._check_open()
+        return [self._purge(key) for key in keys]
+
+    def _purge(self, key: bytes) -> int:
         if key not in self._deleted:
             return 0
         del self._rows[key]
         self._deleted.discard(key)
+        self._deleted_at.pop(key, None)
         return len(self._logs.pop(key))
 
     async def close(self) -> None:

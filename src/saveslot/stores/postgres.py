@@ -6,6 +6,7 @@ No session state is kept in a connection, so transaction pooling works. Times ar
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
@@ -15,6 +16,8 @@ import msgspec
 
 from saveslot.errors import InvalidInput, Unavailable
 from saveslot.log import (
+    FAILURES,
+    TRACED,
     Counts,
     Entry,
     Event,
@@ -25,16 +28,19 @@ from saveslot.log import (
     Query,
     Ref,
     Row,
+    Sample,
     Sign,
     Verdict,
     Worker,
     judged,
     moment,
+    order,
 )
 from saveslot.model import PLAIN_KINDS, Kind
 from saveslot.stores import postgres_partitions, postgres_statements as sql
 from saveslot.stores.batches import Batches
 from saveslot.stores.joining import Joining
+from saveslot.stores.postgres_dropping import drop_empty
 from saveslot.stores.postgres_news import News
 from saveslot.stores.postgres_server import SCHEMA, Connection, Server
 
@@ -56,8 +62,9 @@ class PostgresStore:
     ) -> None:
         self._server = server
         self._clock, self._uptime = clock, uptime
-        self._batches = Batches(self._land)
-        self._joining = Joining(self._heads)
+        self.counters = server.counters
+        self._batches = Batches(self._land, self.counters)
+        self._joining = Joining(self._heads, self.counters)
         self._news = News(server)
         self._told: dict[str, str] = {}
         self._landed_groups = self._grown = 0
@@ -81,9 +88,10 @@ class PostgresStore:
         return cls(Server(pool=pool, schema=schema))
 
     async def tend(self) -> None:
-        """Make partitions ahead, if that is for us to do."""
+        """Make partitions ahead, and drop empty ones of months gone by, if that is for us to do."""
         self._check_open()
         await self._server.run(lambda connection: postgres_partitions.make(connection, self._server.schema))
+        await self._server.run(lambda connection: drop_empty(connection, self._server.schema))
 
     def _sql(self, statement: str) -> str:
         """Under another text, and so planned anew, whenever this process has doubled what it wrote.
@@ -183,7 +191,8 @@ class PostgresStore:
 
     async def _already(self, group: Group, heartbeat: int) -> Verdict:
         first, last = group.entries[0].seq, group.entries[-1].seq
-        found = "select at from {s}.checkpoints where key = $1 and seq between $2 and $3 order by seq"
+        # The lock makes this a commit, which waits for a synchronous replica: the first one may not have waited.
+        found = "select at from {s}.checkpoints where key = $1 and seq between $2 and $3 order by seq for key share"
         rows = await self._fetch(found, group.key, first, last)
         return Verdict(Outcome.ALREADY, [at for (at,) in rows], heartbeat=heartbeat)
 
@@ -202,7 +211,7 @@ class PostgresStore:
             times = [beaten.get(sign, 0) for sign in signs]
             return times if worker is None else [*times, await self._beat_worker(connection, worker)]
 
-        return await self._server.run_beside(work)
+        return await self._server.run_beside(work, None if worker is None else worker.ttl / 3e6)
 
     async def _beat_worker(self, connection: Connection, worker: Worker) -> int:
         times = self._times()
@@ -218,11 +227,9 @@ class PostgresStore:
         emptied = len(await self._fetch(sql.EMPTY, key, _array(seqs), notes)) if seqs else 0
         return emptied + (0 if body is None else len(await self._fetch(sql.SWAP, key, *body)))
 
-    async def purge(self, key: bytes) -> int:
-        purged = """
-            with gone as (delete from {s}.sessions where key = $1 and deleted_at is not null returning key)
-            delete from {s}.checkpoints c using gone where c.key = gone.key returning 1"""
-        return len(await self._fetch(purged, key))
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+        purged = dict(await self._fetch(sql.PURGE, list(keys)))
+        return [purged.pop(key, 0) for key in keys]
 
     # Reading
 
@@ -253,29 +260,41 @@ class PostgresStore:
         name: str | None = None,
         newest: int | None = None,
         frames: bool = True,
+        largest: int | None = None,
     ) -> list[Entry]:
+        frame = "frame" if frames else "null::bytea"
+        if frames and largest is not None:
+            # The length of a frame that lies outside its row is known without fetching it.
+            frame = f"case when length(frame) <= {largest:d} then frame end"
         chosen = None if kinds is None else _array(map(int, kinds))
         if len(ranges) == 1:
-            [(first, last)] = ranges
-            rows = await self._fetch(sql.RANGE if frames else sql.RANGE_HEADERS, key, first, last, chosen, name, newest)
+            found, [(first, last)] = sql.RANGE, ranges
         else:
-            firsts, lasts = _array(first for first, _ in ranges), _array(last for _, last in ranges)
-            found = sql.RANGES if frames else sql.RANGES_HEADERS
-            rows = await self._fetch(found, key, firsts, lasts, chosen, name, newest)
+            found = sql.RANGES
+            first, last = _array(first for first, _ in ranges), _array(last for _, last in ranges)
+        rows = await self._fetch(found.replace("{frame}", frame), key, first, last, chosen, name, newest)
         return [_entry(row) for row in reversed(rows)]
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         where, values = _where(query)
-        stale = query.stale_for is not None
-        column, order, compare = ("heartbeat", "asc", ">") if stale else ("created_at", "desc", "<")
+        column, newest_first = order(query)
+        way, compare = ("desc", "<") if newest_first else ("asc", ">")
         if after is not None:
             where += f" and (s.{column}, s.key) {compare} (${len(values) + 2}, ${len(values) + 3})"
             values += after
-        page = f"order by s.{column} {order}, s.key {order} limit ${len(values) + 2}"
+        page = f"order by s.{column} {way}, s.key {way} limit ${len(values) + 2}"
         found = f"{sql.ROW} from {sql.OWNED} where {where} {page}"
-        return [_row(row) for row in await self._fetch(found, self._times(), *values, limit)]
+        if query.text is not None:  # the index alone tells which; only those are read
+            keys = f"(select s.key from {sql.OWNED} where {where} {page})"  # noqa: S608
+            found = f"{sql.ROW} from {sql.OWNED} join {keys} k on k.key = s.key {page}"
+        rows = [_row(row) for row in await self._fetch(found, self._times(), *values, limit)]
+        if query.ended_for is not None or query.deleted_for is not None:
+            weights = dict(await self._fetch(sql.WEIGHTS, [row.key for row in rows]))
+            for row in rows:
+                row.weight = weights.get(row.key, 0)
+        return rows
 
-    async def count(self, query: Query) -> Counts:
+    async def count(self, query: Query, sample: int = 0) -> Counts:
         where, values = _where(query)
         counted = f"""
             select s.state, s.agent_type, count(*), count(s.owner),
@@ -292,7 +311,22 @@ class PostgresStore:
             counts.held += held
             counts.orphaned += orphaned
         [(counts.entries, counts.stored_bytes)] = await self._fetch(whole, self._server.schema)
+        counts.sample = await self._sample(where, values, sample) if sample else None
         return counts
+
+    async def _sample(self, where: str, values: list[Any], count: int) -> Sample:
+        sample = Sample(count * TRACED)
+        newest = f"""
+            select s.key, s.state, s.created_at from {sql.OWNED} where {where} and $1::text is not null
+            order by s.created_at desc, s.key desc limit ${len(values) + 2}"""  # noqa: S608
+        for key, state, created_at in await self._fetch(newest, self._times(), *values, count):
+            sample.sessions[key] = (state, created_at)
+        rows = await self._fetch(sql.TRACED, list(sample.sessions), sample.limit)
+        sample.entries = [tuple(row) for row in rows]
+        failed = [key for key, (state, _) in sample.sessions.items() if state == "failed"][:FAILURES]
+        found = {row[0]: _entry(tuple(row)[1:]) for row in await self._fetch(sql.FAILED, failed)}
+        sample.failures = [(key, found[key]) for key in failed if key in found]
+        return sample
 
     async def events(
         self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
@@ -425,14 +459,14 @@ def _entry(row: Sequence[Any]) -> Entry:
 
 
 def _row(row: Sequence[Any]) -> Row:
-    *columns, labels, owner, worker, left = row
+    *columns, labels, owner, worker, left, now, deleted_at = row
     told = msgspec.json.decode(labels, type=dict[str, str])
-    return Row(*columns, labels=told, owner=owner, worker=worker, left=left)
+    return Row(*columns, labels=told, owner=owner, worker=worker, left=left, now=now, deleted_at=deleted_at)
 
 
 def _head(row: Any) -> Head:
     columns = tuple(row)
-    return Head(_row(columns[:15]), _entry(columns[15:]))
+    return Head(_row(columns[:17]), _entry(columns[17:]))
 
 
 def _cursor(place: tuple[int, bytes, int]) -> str:
@@ -447,16 +481,23 @@ def _place(cursor: str) -> tuple[int, bytes, int]:
         raise InvalidInput("after", f"{cursor!r} is no cursor; hand back one that an event carried") from None
 
 
+# What shapes the text of a list of label values, and so might be found between them; and what LIKE reads as a pattern.
+_SHAPES = re.compile(r'[\x1f",\[\]\\]')
+_WILD = re.compile(r"[%_]")
+
+
 def _where(query: Query) -> tuple[str, list[Any]]:
     """$1 is the clock."""
     parts, values = list[str](["s.namespace = $2"]), list[Any]([query.namespace])
-    if not query.deleted:
-        parts.append("s.deleted_at is null")
 
     def add(part: str, value: Any) -> None:
         values.append(value)
         parts.append(part.replace("?", f"${len(values) + 1}"))
 
+    if query.deleted_for is None:
+        parts.append("s.deleted_at is null")
+    else:
+        add(f"s.deleted_at is not null and s.deleted_at <= (select {sql.NOW}) - ?::int8", query.deleted_for)
     if query.agent_type is not None:
         add("s.agent_type = ?", query.agent_type)
     if query.user_id is not None:
@@ -464,7 +505,7 @@ def _where(query: Query) -> tuple[str, list[Any]]:
     if query.state is not None:
         add("s.state = ?", query.state)
     if query.labels:
-        add("s.labels @> ?::text::jsonb", msgspec.json.encode(query.labels).decode())
+        add("s.labels <> '{}' and s.labels @> ?::text::jsonb", msgspec.json.encode(query.labels).decode())
     if query.created_after is not None:
         add("s.created_at > ?", query.created_after)
     if query.created_before is not None:
@@ -472,15 +513,29 @@ def _where(query: Query) -> tuple[str, list[Any]]:
     if query.prefix is not None:
         add("starts_with(s.id, ?)", query.prefix)
     if query.text is not None:
-        texts = [_contains(f"s.{column}") for column in ("id", "agent_type", "user_id")]
-        inside = f"exists (select 1 from jsonb_each_text(s.labels) l where {_contains('l.value')})"  # noqa: S608
-        add(f"({' or '.join([*texts, inside])})", query.text)
+        if _SHAPES.search(query.text) or not query.text.strip():
+            texts = [_contains(f"s.{column}") for column in ("id", "agent_type", "user_id")]
+            inside = f"exists (select 1 from jsonb_each_text(s.labels) l where {_contains('l.value')})"  # noqa: S608
+            add(f"({' or '.join([*texts, inside])})", query.text)
+        else:
+            pattern = _WILD.sub(r"\\\g<0>", query.text)
+            add('s.search like lower(? collate "C")', f"%{pattern}%")
     if query.stale_for is not None:
         # (select …) of the clock: asked once, so that it bounds the index. Of the worker: a condition on the join was
         # thought to cost nothing, and asked of every session before the page was cut off.
         alive = """greatest(s.heartbeat, (select w.beaten from {s}.workers w where w.worker = s.owner), (
             select c.alive from {s}.checkpoints c where c.key = s.key order by c.seq desc limit 1))"""
         add(f"s.heartbeat < (select {sql.NOW}) - ?::int8 and {alive} < (select {sql.NOW}) - ?::int8", query.stale_for)
+    if query.ended_for is not None:
+        ended = """coalesce((select c.at from {s}.checkpoints c where c.key = s.key and c.kind in (5, 6)
+            order by c.seq desc limit 1), 0)"""
+        if query.state is None:
+            parts.append("s.state in ('completed', 'failed')")
+        elif query.state not in {"completed", "failed"}:
+            parts.append("false")
+        # (select …): asked once, so that it bounds the index.
+        cutoff = f"(select {sql.NOW}) - ?::int8"
+        add(f"s.heartbeat <= {cutoff} and {ended} <= {cutoff}", query.ended_for)
     if query.orphan_for is not None:
         add(f"s.owner is not null and (w.dead or w.expires + ?::int8 <= {sql.UP})", query.orphan_for)
     if query.owner is not None:

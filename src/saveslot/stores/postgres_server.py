@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -15,6 +16,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 import asyncpg
 
 from saveslot.errors import InvalidInput, SaveslotError, Unavailable
+from saveslot.metrics import Counters
 from saveslot.stores import postgres_partitions, shown
 from saveslot.stores.lines import Lines
 
@@ -23,12 +25,23 @@ Connection = Any  # asyncpg.Connection, or one of its pool: the stubs do not tel
 
 # Every await ends within this: a restart of the server takes seconds, and callers should not wait for ever.
 PATIENCE = 30.0
+# A connection may be dead without a word. Who waited so long for an answer asks again on a new one, and for that answer
+# there is all the time that is left.
+SILENCE = 5.0
+# One host has so long to let us in before the next one is tried.
+WELCOME = 10.0
+# Closing, and calling off what nobody waits for any more, needs a round trip. Where there is no way it is left undone.
+FAREWELL = 2.0
+# A beat that takes longer than a third of its worker's time is worth little, but this much it always has.
+BEAT = 2.0
 # Connections of one process: two lanes of appends, and readers beside them.
 POOL = 10
 SCHEMA = "saveslot"
 # Prepared statements of a connection. Behind a pooler there are none, unless the URL says `statement_cache_size=100`:
 # one that hands connections on between transactions may not know of them.
 CACHE = "100"
+# Sessions are read where they are written, unless the URL says otherwise: a replica may be behind, or become one.
+ATTRIBUTES, PRIMARY = "target_session_attrs", "read-write"
 ESCAPED = "in user and password write @ as %40, / as %2F, : as %3A, ? as %3F, # as %23, [ as %5B"
 
 # The server or the way to it is gone, for now: what is asked again does no harm, so it is.
@@ -46,19 +59,24 @@ PASSING = (
     asyncpg.DeadlockDetectedError,
     asyncpg.ReadOnlySQLTransactionError,  # a failover is under way
 )
+# What a pooler that does not know of prepared statements makes of them.
+STATEMENT_LOST = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 
 
 class Server:
     """One by its URL, or one that a pool of the caller's reaches: that one is never closed here."""
 
     def __init__(self, url: str = "", pool: Any = None, schema: str | None = None) -> None:
-        self.schema, self._dsn, self._cache = taken_apart(url if schema is None else f"?schema={quote(schema)}")
+        self.schema, dsn, self._cache = taken_apart(url if schema is None else f"?schema={quote(schema)}")
+        self._hosts = hosts(dsn)  # in the order in which they are tried
         self._doubtful = bool(self._cache) and "statement_cache_size=" not in url
         self._shown = shown(url) or "PostgreSQL"
         self._pool = pool
         self._theirs = pool is not None
         self._lines: Lines | None = None
         self._closed = False
+        self.counters = Counters()
+        self._trouble: Exception | None = None  # what the server last said to anybody, until it answers again
         self._opening: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beside: dict[asyncio.AbstractEventLoop, AsyncGenerator[Connection]] = {}
@@ -71,7 +89,7 @@ class Server:
 
     async def _opened(self) -> None:
         self._loop = asyncio.get_running_loop()
-        if not self._theirs:
+        if not self._theirs and self._lines is None:
             self._lines = Lines(self._connected, POOL)
         try:
             await self._tried(self._migrated)
@@ -85,28 +103,29 @@ class Server:
             await asyncio.wait([self._opening])
         if self._lines is not None:
             try:
-                await asyncio.wait_for(self._lines.close(PATIENCE), PATIENCE)
+                async with asyncio.timeout(FAREWELL):
+                    await self._lines.close(FAREWELL)
             except PASSING:
                 self._lines.terminate()
 
-    async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+    async def run(self, work: Callable[[Connection], Awaitable[T]], within: float | None = None) -> T:
         """Do it, and again when the connection breaks: everything asked here may be asked twice."""
         if self._opening is None or not self._opening.done() or self._opening.exception() is not None:
             await self.open()
-        return await self._within(self._tried(work))
+        return await self._within(self._tried(work, SILENCE), within)
 
-    async def run_beside(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+    async def run_beside(self, work: Callable[[Connection], Awaitable[T]], within: float | None = None) -> T:
         """The same from another event loop, on a connection of its own; with their pool, in their loop after all."""
         loop = asyncio.get_running_loop()
         if self._loop is None or loop is self._loop:
-            return await self.run(work)
+            return await self.run(work, within)
         if self._theirs:
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.run(work), self._loop))
-        return await self._within(self._once_beside(work, loop))
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.run(work, within), self._loop))
+        return await self._within(self._once_beside(work, loop), within)
 
     async def _once_beside(self, work: Callable[[Connection], Awaitable[T]], loop: asyncio.AbstractEventLoop) -> T:
         connection = await anext(self._beside.setdefault(loop, self._kept(loop)))
-        return await work(connection)
+        return await self._worked(connection, work)
 
     async def _kept(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[Connection]:
         """A connection that ends with its event loop: asyncio closes what its async generators still hold."""
@@ -119,18 +138,37 @@ class Server:
         finally:
             self._beside.pop(loop, None)
             if connection is not None:
-                await connection.close(timeout=PATIENCE)
+                await _called_off(connection)
 
     async def _connected(self) -> Connection:
+        """To the first host that takes writes, or whatever else the URL asks for."""
         connect = cast("Any", asyncpg.connect)
-        connection = await asyncio.wait_for(connect(self._dsn, statement_cache_size=self._cache), PATIENCE)
-        if self._doubtful:
+        failed: Exception = Unavailable("no host is named")
+        for host in list(self._hosts):
+            self._hosts.sort(key=host.__eq__)  # the last to be tried, until it lets us in
+            try:
+                # Not wait_for: up to Python 3.11 it may swallow a cancellation, and with it the deadline of the call.
+                async with asyncio.timeout(WELCOME):
+                    connection = await connect(host, statement_cache_size=self._cache)
+                    pooled = self._doubtful and await _pooled(connection)
+            except asyncpg.ClientConfigurationError:  # no server was asked
+                raise
+            except STATEMENT_LOST:
+                if not self._doubtful:
+                    raise
+                pooled, connection = True, None  # a pooler lost the driver's own question
+            except PASSING as exc:
+                failed = exc
+                continue
+            self._hosts.sort(key=host.__ne__)
             self._doubtful = False
-            if await _pooled(connection):
+            if not pooled:
+                return connection
+            if connection is not None:
                 connection.terminate()
-                self._cache = 0
-                return await self._connected()
-        return connection
+            self._cache = 0
+            return await self._connected()
+        raise failed
 
     @property
     def keeps_state(self) -> bool:
@@ -141,41 +179,63 @@ class Server:
         """A connection beside the others, for whoever asks; it is theirs to end."""
         return await self._within(self._connected())
 
-    async def _tried(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        wait = 0.02
+    async def _tried(self, work: Callable[[Connection], Awaitable[T]], silence: float | None = None) -> T:
+        clock = asyncio.get_running_loop().time
+        wait, began = 0.02, clock()
         while True:
+            answer = asyncio.timeout(silence)
             try:
                 if self._lines is None:
-                    async with self._pool.acquire() as connection:
-                        return await self._worked(connection, work)
-                line = await self._lines.take()
-                try:
-                    return await self._worked(line, work)
-                finally:
-                    self._lines.give(line)
+                    connection = await self._pool.acquire()
+                    try:
+                        async with answer:
+                            done = await self._worked(connection, work)
+                    finally:  # a pool asks the server once more, and would wait for ever
+                        await self._pool.release(connection, timeout=SILENCE)
+                else:
+                    line = await self._lines.take()
+                    try:
+                        async with answer:
+                            done = await self._worked(line, work)
+                    finally:
+                        self._lines.give(line)
+                self._trouble = None
+                return done
             except asyncpg.ClientConfigurationError:  # no server was asked
                 raise
             except PASSING as exc:
                 if self._closed:
                     raise Unavailable("this store is closed; open it again") from exc
+                self.counters.retries += 1
+                self._trouble = exc
+                if clock() - began > PATIENCE:  # whatever became of the deadline on its way here
+                    raise
+                if silence is not None and answer.expired():
+                    silence = None
+                    if self._lines is not None:
+                        self._lines.doubt()
                 await asyncio.sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311  (jitter)
                 wait = min(wait * 2, 1.0)
 
     async def _worked(self, connection: Connection, work: Callable[[Connection], Awaitable[T]]) -> T:
         try:
             return await work(connection)
-        except (*PASSING, asyncio.CancelledError):
+        except asyncio.CancelledError:
+            await _called_off(connection)
+            raise
+        except PASSING:
             connection.terminate()  # whatever state it is in, nobody else shall get it
             raise
 
-    async def _within(self, work: Awaitable[T]) -> T:
+    async def _within(self, work: Awaitable[T], within: float | None = None) -> T:
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(PATIENCE if within is None else min(PATIENCE, max(BEAT, within))):
                 return await work
         except SaveslotError:
             raise
         except PASSING as exc:
-            raise Unavailable(f"{self._shown} does not answer ({exc or type(exc).__name__}); retry") from exc
+            _hushed(exc)
+            raise self._unavailable(exc) from exc
         except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as exc:
             raise Unavailable(f"{self._shown} refuses us ({exc}); check user, password and database") from exc
         except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError) as exc:
@@ -184,9 +244,18 @@ class Server:
         except asyncpg.InsufficientPrivilegeError as exc:
             raise Unavailable(f"{self._shown}: {exc}; `saveslot doctor` says what to grant") from exc
         except (asyncpg.DataError, UnicodeEncodeError) as exc:
+            _hushed(exc)
             raise InvalidInput("argument", f"cannot be handed to PostgreSQL ({exc})") from exc
         except asyncpg.PostgresError as exc:
+            _hushed(exc)
             raise Unavailable(f"{self._shown}: {exc}; nothing was acknowledged; retry") from exc
+
+    def _unavailable(self, exc: Exception) -> Unavailable:
+        told = self._trouble if isinstance(exc, TimeoutError) and self._trouble is not None else exc
+        if isinstance(told, asyncpg.TargetServerAttributeNotMatched | asyncpg.ReadOnlySQLTransactionError):
+            hint = "name the primary or all hosts, then retry (to look at a replica: target_session_attrs=any)"
+            return Unavailable(f"{self._shown} takes no writes, as a replica; {hint}")
+        return Unavailable(f"{self._shown} does not answer ({str(told) or type(told).__name__}); retry")
 
     async def _migrated(self, connection: Connection) -> None:
         scripts = migrations()
@@ -228,10 +297,26 @@ class Server:
 
 async def _pooled(connection: Connection) -> bool:
     """Whether somebody stands between us and the server: then another process answers than the one we were told of."""
+    same = f"select where pg_backend_pid() = {connection.get_server_pid()}"
+    return await connection.execute(same) != "SELECT 1"  # one round trip: nothing is prepared
+
+
+def _hushed(exc: BaseException) -> None:
+    """Take from a server's error what quotes rows: errors and logs carry ids, never what was saved."""
+    told = cast("Any", exc)
+    if getattr(told, "detail", None):
+        told.detail = None
+    if getattr(told, "context", None):
+        told.context = None
+
+
+async def _called_off(connection: Connection) -> None:
+    """Close it, and let the server know that nobody waits for an answer any more."""
     try:
-        return await connection.fetchval("select pg_backend_pid()") != connection.get_server_pid()
-    except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError):
-        return True
+        async with asyncio.timeout(FAREWELL):
+            await connection.close(timeout=FAREWELL)
+    except PASSING:
+        connection.terminate()
 
 
 @cache
@@ -254,4 +339,23 @@ def taken_apart(url: str) -> tuple[str, str, int]:
     cache = options.pop("statement_cache_size", CACHE)
     if not cache.isdecimal():
         raise InvalidInput("url", f"statement_cache_size {cache!r} must be a number, 0 for a pooler of transactions")
+    if "," in parts.netloc or "," in options.get("host", ""):
+        options.setdefault(ATTRIBUTES, PRIMARY)
     return schema, urlunsplit(parts._replace(query=urlencode(options))), int(cache)
+
+
+def hosts(dsn: str) -> list[str]:
+    """A DSN for each host that this one names: the driver alone gives up when one of them is silent or broken."""
+    parts = urlsplit(dsn)
+    options = dict(parse_qsl(parts.query))
+    options.setdefault(ATTRIBUTES, os.environ.get("PGTARGETSESSIONATTRS", PRIMARY))
+    user, at, names = parts.netloc.rpartition("@")
+    if names or "host" not in options:
+        found = [parts._replace(netloc=f"{user}{at}{name}", query=urlencode(options)) for name in names.split(",")]
+    else:
+        ports = options.get("port", "").split(",")
+        folders = options["host"].split(",")
+        each = zip(folders, ports * len(folders) if len(ports) == 1 else ports, strict=False)
+        told = [options | {"host": folder} | ({"port": port} if port else {}) for folder, port in each]
+        found = [parts._replace(query=urlencode(one)) for one in told]
+    return [urlunsplit(one) for one in found]

@@ -15,7 +15,8 @@ NOW, UP = (f"coalesce(($1::text::int8[])[{n}], {_CLOCK})" for n in (1, 2))
 ROW = f"""
 select s.key, s.namespace, s.id, s.agent_type, s.user_id, s.state, s.created_at, s.heartbeat, s.fence, s.lease, s.body,
   s.labels::text, s.owner, coalesce(w.name, ''),
-  case when w.dead then 0 else greatest(0, coalesce(w.expires, 0) - {UP}) end"""
+  case when w.dead then 0 else greatest(0, coalesce(w.expires, 0) - {UP}) end, {NOW}, coalesce(s.deleted_at, 0)"""
+WEIGHTS = f"select key, sum({SIZE})::int8 from {{s}}.checkpoints where key = any($1) group by key"  # noqa: S608
 OWNED = "{s}.sessions s left join {s}.workers w on w.worker = s.owner"
 
 # Of a group only its first entry is guarded; the others follow it. `alive`: the newest sign of life before.
@@ -164,19 +165,18 @@ join lateral (
   where s.namespace = r.namespace and s.id = r.id and s.deleted_at is null limit 1) s on true""",
 )
 
+# {frame}: what is read of it.
 _RANGE = f"""
 select {HEADER}, {{frame}}, {SIZE} from {{s}}.checkpoints
 where key = $1 and seq between {{first}} and {{last}}
   and ($4::text is null or kind = any($4::text::int2[])) and ($5::text is null or name = $5)
 order by seq desc limit $6"""  # noqa: S608
 # A lateral part with a limit is done once for each range, by the index. A plain join read the whole session.
-_RANGES = f"""
+RANGES = f"""
 select c.* from unnest($2::text::int8[], $3::text::int8[]) r(first, last)
 cross join lateral ({_RANGE.replace("{first}", "r.first").replace("{last}", "r.last")}) c
 order by c.seq desc limit $6"""  # noqa: S608
-RANGES, RANGES_HEADERS = _RANGES.replace("{frame}", "frame"), _RANGES.replace("{frame}", "null::bytea")
-_ONE_RANGE = _RANGE.replace("{first}", "$2::int8").replace("{last}", "$3::int8")
-RANGE, RANGE_HEADERS = _ONE_RANGE.replace("{frame}", "frame"), _ONE_RANGE.replace("{frame}", "null::bytea")
+RANGE = _RANGE.replace("{first}", "$2::int8").replace("{last}", "$3::int8")
 
 # Rows that somebody changes just now are skipped (0 for those): who waits for many rows, holding others, may wait for
 # ever. One alone may be waited for.
@@ -223,6 +223,15 @@ SWAP = """
 update {s}.sessions set body = $3::bytea, user_id = case when $3::bytea = '' then '' else user_id end,
   labels = case when $3::bytea = '' then '{}' else labels end
 where key = $1 and body = $2::bytea and ($3::bytea <> '' or deleted_at is not null) returning 1"""
+# Rows of `sessions` in the order of their keys, as everywhere; one that somebody else purges is left to them. The keys
+# as an array: joined with `gone`, the log was planned as a scan. `coalesce`: the index of the deleted, through which a
+# plain condition is planned, is full of those that were purged before.
+PURGE = """
+with chosen as materialized (
+  select key from {s}.sessions where key = any($1) and coalesce(deleted_at, 0) > 0 order by key for update skip locked),
+gone as (delete from {s}.sessions s using chosen where s.key = chosen.key returning s.key),
+entries as (delete from {s}.checkpoints c where c.key = any(array(select key from gone)) returning c.key)
+select key, count(*)::int8 from entries group by key"""
 
 EVENTS = """
 select c.tx::text::int8, c.key, c.seq, c.kind, c.name, c.at, s.id, s.namespace
@@ -234,3 +243,14 @@ from (
 left join lateral (select s.id, s.namespace from {s}.sessions s where s.key = c.key limit 1) s on true
 order by c.tx, c.key, c.seq"""
 EVENTS_END = "select pg_snapshot_xmin(pg_current_snapshot())::text"
+
+# Of some sessions their entries, session by session, without what they hold; and how each failed last. LATERAL: one
+# short range of the index each, whatever the statistics say.
+TRACED = f"""
+select k.key, c.* from unnest($1::bytea[]) k(key) cross join lateral (
+  select seq, kind, name, at, {SIZE} from {{s}}.checkpoints c where c.key = k.key order by c.seq) c
+limit $2"""  # noqa: S608
+FAILED = f"""
+select k.key, c.* from unnest($1::bytea[]) k(key) cross join lateral (
+  select {HEADER}, null::bytea, {SIZE} from {{s}}.checkpoints c where c.key = k.key and c.kind = 6
+  order by c.seq desc limit 1) c"""  # noqa: S608

@@ -18,6 +18,8 @@ import msgspec
 
 from saveslot.errors import Corrupt, Unavailable
 from saveslot.log import (
+    FAILURES,
+    TRACED,
     Counts,
     Entry,
     Event,
@@ -28,13 +30,16 @@ from saveslot.log import (
     Query,
     Ref,
     Row,
+    Sample,
     Sign,
     Verdict,
     Worker,
     feed_number,
     judged,
     moment,
+    order,
 )
+from saveslot.metrics import Counters
 from saveslot.model import PLAIN_KINDS, Kind
 from saveslot.stores.memory import LEFTOVER, clock
 from saveslot.stores.readers import Readers
@@ -50,6 +55,8 @@ POLL = 0.05
 
 # More entries or bytes of frames than this are never written in the event loop: 12 MB took 30 ms there.
 MANY, LARGE = 32, 256 * 1024
+# Pages that a file gives back at a time, after something was emptied or purged: 1 MB, in under 2 ms.
+SHRINK = 256
 # So many rows share a statement: between two statements the thread may have to wait for the interpreter.
 TOGETHER = 64
 
@@ -59,7 +66,9 @@ _COLUMNS = "key, namespace, id, agent_type, user_id, state, created_at, heartbea
 # ?1 and ?2: the machine's boot and its clock. A dead owner has nothing left.
 _ROW = f"""
 select {_COLUMNS}, coalesce(name, ''), case when boot = ?1 and not dead then max(0, expires - ?2) else 0 end
-from sessions {{}} left join workers on worker = owner"""  # noqa: S608
+  , coalesce(deleted_at, 0)
+from {{}} left join workers on worker = owner"""  # noqa: S608
+_WEIGHT = f"select cast(total({_SIZE}) as integer) from checkpoints where key = ?"  # noqa: S608
 
 # The guard is the join: the entry before must be there, carry `prev`, and be no tombstone.
 _FOLLOW = """
@@ -82,8 +91,12 @@ _BEGIN = """
 insert into checkpoints (key, seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq,
                          recipe, digest, note, frame)
 values (?1, ?2, ?3, ?4, ?5, ?6, coalesce(?7, 0), ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)"""
+# What a text search looks at; no name can hold the separator.
+APART = "\x1f"
+_SEARCH = "lower(?)"
 _CREATE = f"""
-insert into sessions ({_COLUMNS}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, null) on conflict do nothing"""  # noqa: S608
+insert into sessions ({_COLUMNS}, search) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, null, {_SEARCH})
+on conflict do nothing"""  # noqa: S608
 _PROJECT = """
 update sessions set state = coalesce(?2, state), body = coalesce(?3, body), labels = coalesce(?4, labels),
   heartbeat = coalesce(?5, heartbeat), deleted_at = ?6, fence = ?7, lease = ?8,
@@ -94,7 +107,8 @@ update checkpoints set frame = null, note = case when ?3 then substr(note, 1, 16
 where key = ?1 and seq = ?2 and (frame is not null or (?3 and length(note) > 16))"""
 _SWAP = """
 update sessions set body = ?3, user_id = case when ?3 = x'' then '' else user_id end,
-  labels = case when ?3 = x'' then '{}' else labels end
+  labels = case when ?3 = x'' then '{}' else labels end,
+  search = case when ?3 = x'' then lower(id || char(31) || agent_type || char(31)) else search end
 where key = ?1 and body = ?2 and (?3 <> x'' or deleted_at is not null)"""
 # An owner that never said that it lives, or so long ago that its row is gone, does not.
 _UNHEARD = "insert into workers values (?, '', '', 0, 0, 1) on conflict do nothing"
@@ -113,7 +127,8 @@ class SqliteStore:
         self._local = threading.local()
         self._connections: list[apsw.Connection] = []
         self._readers = Readers(READERS)
-        self._writer = Writer(lambda: connect(path, vfs), self._told, self._carried_out)
+        self.counters = Counters()
+        self._writer = Writer(lambda: connect(path, vfs), self._told, self._carried_out, self.counters)
         self._news = asyncio.Event()
         self._closed = False
 
@@ -211,6 +226,8 @@ class SqliteStore:
         last = group.entries[-1]
         heartbeat = now if group.heartbeat else 0
         if not _plain(group):
+            if group.delete or group.labels is not None:
+                self._relabel(connection, group.key, None if group.delete else group.labels)
             labels = None if group.labels is None else _labels_text(group.labels)
             deleted_at = now if group.delete else None
             connection.execute(
@@ -232,12 +249,27 @@ class SqliteStore:
             *(row.key, row.namespace, row.session_id, row.agent_type, row.user_id, row.state),
             *(row.created_at or now, heartbeat, row.fence, row.lease, row.body, _labels_text(row.labels)),
         )
-        connection.execute(_CREATE, values)
+        connection.execute(_CREATE, (*values, _search(row, row.labels)))
         if not connection.changes():
             return False
+        _label(connection, row, row.created_at or now, row.labels)
         first, *rest = group.entries
         connection.execute(_BEGIN, _values(group.key, first, now, now if first.sign else heartbeat))
         return not rest or self._follow(connection, group, rest, first.append_id, now)
+
+    def _relabel(self, connection: apsw.Connection, key: bytes, labels: dict[str, str] | None) -> None:
+        """Before the row is written: let it be found by these labels, or by none any more."""
+        known = "select 1 from sessions indexed by sqlite_autoindex_sessions_1 where key = ? and labels = ?"
+        if labels is not None and connection.execute(known, (key, _labels_text(labels))).get:
+            return  # nearly always: context and metadata changed
+        row = self._row(connection, key, deleted=True)
+        if row is None:
+            return
+        gone = "delete from labels where (space, label, value, made, session) = (?, ?, ?, ?, ?)"
+        connection.executemany(gone, _label_rows(row, row.created_at, row.labels))
+        if labels is not None:
+            _label(connection, row, row.created_at, labels)
+            connection.execute("update sessions set search = lower(?) where key = ?", (_search(row, labels), key))
 
     def _follow(
         self, connection: apsw.Connection, group: Group, entries: list[Entry], prev: bytes | None, now: int
@@ -336,6 +368,7 @@ class SqliteStore:
             if body is not None:
                 connection.execute(_SWAP, (key, *body))
                 emptied += connection.changes()
+            _shrink(connection)
             return emptied
 
         emptied = await self._write(work, heavy=len(seqs) > MANY)
@@ -343,27 +376,35 @@ class SqliteStore:
             await self._read(lambda _: scrub(self._path, self._vfs))
         return emptied
 
-    async def purge(self, key: bytes) -> int:
-        def work(connection: apsw.Connection) -> int:
-            connection.execute("delete from sessions where key = ? and deleted_at is not null", (key,))
-            if not connection.changes():
-                return 0
-            connection.execute("delete from checkpoints where key = ?", (key,))
-            return connection.changes()
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+        def work(connection: apsw.Connection) -> list[int]:
+            purged: dict[bytes, int] = {}
+            for start in range(0, len(keys), TOGETHER):
+                part = keys[start : start + TOGETHER]
+                marks = ", ".join("?" * len(part))
+                gone = f"delete from sessions where key in ({marks}) and deleted_at is not null returning key"  # noqa: S608
+                for (key,) in list(connection.execute(gone, part)):
+                    connection.execute("delete from checkpoints where key = ?", (key,))
+                    purged[key] = connection.changes()
+            _shrink(connection)
+            return [purged.pop(key, 0) for key in keys]
 
-        return await self._write(work)
+        return await self._write(work, heavy=True)
 
     # Reading
 
     async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
-        return await self._read(lambda connection: [self._head(connection, ref) for ref in refs])
+        def work(connection: apsw.Connection) -> list[Head | None]:
+            # A row must never be older than the entry beside it.
+            with snapshot(connection):
+                return [self._head(connection, ref) for ref in refs]
+
+        return await self._read(work)
 
     def _head(self, connection: apsw.Connection, ref: Ref) -> Head | None:
-        # A row must never be older than the entry beside it.
-        with snapshot(connection):
-            row = self._row(connection, ref)
-            last = None if row is None else _last(connection, row.key)
-            return None if row is None or last is None else Head(row, last)
+        row = self._row(connection, ref)
+        last = None if row is None else _last(connection, row.key)
+        return None if row is None or last is None else Head(row, last)
 
     def _row(self, connection: apsw.Connection, ref: Ref, *, deleted: bool = False) -> Row | None:
         # INDEXED BY: statistics of a table that was tiny once would make this a scan for ever.
@@ -372,9 +413,9 @@ class SqliteStore:
         where = "key = ?3" if by_key else "namespace = ?3 and id = ?4"
         living = "" if deleted else " and deleted_at is null"
         values = (*self._uptime(), ref) if by_key else (*self._uptime(), *ref)
-        sql = f"{_ROW.format(f'indexed by {index}')} where {where}{living}"
+        sql = f"{_ROW.format(f'sessions indexed by {index}')} where {where}{living}"
         found = connection.execute(sql, values).fetchone()
-        return None if found is None else _to_row(found)
+        return None if found is None else _to_row(found, self._clock())
 
     async def entries(
         self,
@@ -385,6 +426,7 @@ class SqliteStore:
         name: str | None = None,
         newest: int | None = None,
         frames: bool = True,
+        largest: int | None = None,
     ) -> list[Entry]:
         where, values = "key = ? and seq between ? and ?", list[Any]()
         if kinds is not None:
@@ -393,6 +435,8 @@ class SqliteStore:
             where += " and name = ?"
             values.append(name)
         frame = "frame" if frames else "null"
+        if frames and largest is not None:
+            frame = f"case when length(frame) <= {largest:d} then frame end"
         sql = f"select {_HEADER}, {frame}, {_SIZE} from checkpoints where {where} order by seq desc limit ?"  # noqa: S608
 
         def work(connection: apsw.Connection) -> list[Entry]:
@@ -408,28 +452,38 @@ class SqliteStore:
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         uptime = self._uptime()
-        where, values = _where(query, self._clock(), uptime)
-        stale = query.stale_for is not None
-        column, order, compare = ("heartbeat", "asc", ">") if stale else ("created_at", "desc", "<")
+        now, source = self._clock(), _source(query)
+        where, values = _where(query, now, uptime)
+        column, newest_first = order(query)
+        way, compare = ("desc", "<") if newest_first else ("asc", ">")
+        column, key = _place(source, column)
         if after is not None:
-            where += f" and ({column}, key) {compare} (?, ?)"
+            where += f" and ({column}, {key}) {compare} (?, ?)"
             values += after
-        # Few are held by any one worker, and few workers are dead.
-        owned = query.owner is not None or query.orphan_for is not None
-        rows = _ROW.format("indexed by sessions_by_owner" if owned else "")
-        sql = f"{rows} where {where} order by {column} {order}, key {order} limit ?"
-        return await self._read(lambda c: [_to_row(row) for row in c.execute(sql, (*uptime, *values, limit))])
+        weighed = query.ended_for is not None or query.deleted_for is not None
+        sql = f"{_ROW.format(source)} where {where} order by {column} {way}, {key} {way} limit ?"
 
-    async def count(self, query: Query) -> Counts:
+        def work(connection: apsw.Connection) -> list[Row]:
+            with snapshot(connection):
+                found = [_to_row(row, now) for row in connection.execute(sql, (*uptime, *values, limit))]
+                for row in found if weighed else ():
+                    row.weight = connection.execute(_WEIGHT, (row.key,)).get
+                return found
+
+        return await self._read(work)
+
+    async def count(self, query: Query, sample: int = 0) -> Counts:
         boot, up = self._uptime()
+        source = _source(query)
         where, values = _where(query, self._clock(), (boot, up))
 
         def work(connection: apsw.Connection) -> Counts:
-            by_state = f"select state, count(*) from sessions where {where} group by state"  # noqa: S608
-            by_type = f"select agent_type, count(*) from sessions where {where} group by agent_type"  # noqa: S608
+            by_state = f"select state, count(*) from {source} where {where} group by state"  # noqa: S608
+            by_type = f"select agent_type, count(*) from {source} where {where} group by agent_type"  # noqa: S608
+            owners = _BY_OWNER if source == "sessions" and query.deleted_for is None else source
             owned = f"""
-                select count(*), total({_GONE}) from sessions indexed by sessions_by_owner
-                join workers on worker = owner where {where} and owner is not null"""  # noqa: S608
+                select count(*), total({_GONE}) from {owners} join workers on worker = owner
+                where {where} and owner is not null"""  # noqa: S608
             with snapshot(connection):
                 held, orphaned = cast("list[Any]", connection.execute(owned, (boot, 0, up, *values)).get)
                 return Counts(
@@ -439,6 +493,7 @@ class SqliteStore:
                     orphaned=int(orphaned),
                     entries=connection.execute("select count(*) from checkpoints").get,
                     stored_bytes=connection.pragma("page_count") * connection.pragma("page_size"),
+                    sample=_sample(connection, source, where, values, sample) if sample else None,
                 )
 
         return await self._read(work)
@@ -482,6 +537,12 @@ class SqliteStore:
         await self._writer.close()
 
 
+def _shrink(connection: apsw.Connection) -> None:
+    """Free pages are used again; when there are more of them than others, the file becomes smaller, a bit at a time."""
+    if connection.pragma("freelist_count") * 2 > connection.pragma("page_count"):
+        connection.execute(f"pragma incremental_vacuum({SHRINK})").fetchall()
+
+
 async def _either(news: asyncio.Event, seconds: float) -> None:
     try:
         await asyncio.wait_for(news.wait(), seconds)
@@ -504,16 +565,38 @@ def _entry(row: Any) -> Entry:
     )  # fmt: skip
 
 
-def _to_row(row: Any) -> Row:
-    *columns, labels, owner, worker, left = row
+def _to_row(row: Any, now: int) -> Row:
+    *columns, labels, owner, worker, left, deleted_at = row
     told = msgspec.json.decode(labels, type=dict[str, str])
-    return Row(*columns, labels=told, owner=owner, worker=worker, left=left)
+    return Row(*columns, labels=told, owner=owner, worker=worker, left=left, now=now, deleted_at=deleted_at)
 
 
 def _last(connection: apsw.Connection, key: bytes) -> Entry | None:
     sql = f"select {_HEADER}, null, {_SIZE} from checkpoints where key = ? order by seq desc limit 1"  # noqa: S608
     found = connection.execute(sql, (key,)).fetchone()
     return None if found is None else _entry(found)
+
+
+def _sample(connection: apsw.Connection, source: str, where: str, values: list[Any], count: int) -> Sample:
+    sample = Sample(count * TRACED)
+    column, key = _place(source, "created_at")
+    newest = f"""
+        select sessions.key, state, created_at from {source} where {where}
+        order by {column} desc, {key} desc limit ?"""  # noqa: S608
+    for key, state, created_at in connection.execute(newest, (*values, count)):
+        sample.sessions[key] = (state, created_at)
+    # CROSS and INDEXED BY: the sessions lead, and each one's entries come together.
+    traced = f"""
+        select c.key, c.seq, c.kind, c.name, c.at, {_SIZE}
+        from ({newest}) s cross join checkpoints c indexed by checkpoints_by_seq on c.key = s.key limit ?"""  # noqa: S608
+    sample.entries = list(connection.execute(traced, (*values, count, sample.limit)))
+    last = f"""
+        select {_HEADER}, null, {_SIZE} from checkpoints
+        where key = ? and kind = {int(Kind.FAILED)} order by seq desc limit 1"""  # noqa: S608
+    failed = [key for key, (state, _) in sample.sessions.items() if state == "failed"]
+    for key in failed[:FAILURES]:
+        sample.failures += [(key, _entry(row)) for row in connection.execute(last, (key,))]
+    return sample
 
 
 def _plain(group: Group) -> bool:
@@ -545,23 +628,61 @@ def _labels_text(labels: dict[str, str]) -> str:
     return msgspec.json.encode(labels).decode()
 
 
+def _search(row: Row, labels: dict[str, str]) -> str:
+    return APART.join((row.session_id, row.agent_type, row.user_id, *labels.values()))
+
+
+def _label_rows(row: Row, made: int, labels: dict[str, str]) -> list[tuple[Any, ...]]:
+    return [(row.namespace, name, value, made, row.key) for name, value in labels.items()]
+
+
+def _label(connection: apsw.Connection, row: Row, made: int, labels: dict[str, str]) -> None:
+    connection.executemany("insert into labels values (?, ?, ?, ?, ?)", _label_rows(row, made, labels))
+
+
+# Few are held by any one worker, and few workers are dead.
+_BY_OWNER = "sessions indexed by sessions_by_owner"
+# CROSS: the label leads, in the order of the page.
+_BY_LABEL = "labels cross join sessions indexed by sqlite_autoindex_sessions_1 on sessions.key = session"
+_LABELLED = """exists (select 1 from labels l where l.space = namespace and l.label = ? and l.value = ?
+    and l.made = created_at and l.session = sessions.key)"""
+_ONCE_LABELLED = "exists (select 1 from json_each(sessions.labels) l where l.key = ? and l.value = ?)"
+
+
+def _source(query: Query) -> str:
+    """Where the rows of a query come from. Of deleted sessions these indexes know nothing."""
+    if query.deleted_for is None and (query.owner is not None or query.orphan_for is not None):
+        return _BY_OWNER
+    return _BY_LABEL if query.labels and order(query)[0] == "created_at" else "sessions"
+
+
+def _place(source: str, column: str) -> tuple[str, str]:
+    """What orders the rows of a source, in the words of the index that leads."""
+    return ("made", "session") if source == _BY_LABEL else (column, "key")
+
+
 def _where(query: Query, now: int, uptime: tuple[str, int]) -> tuple[str, list[Any]]:
     parts, values = ["namespace = ?"], list[Any]([query.namespace])
-    if not query.deleted:
-        parts.append("deleted_at is null")
 
     def add(part: str, *more: Any) -> None:
         parts.append(part)
         values.extend(more)
 
+    if query.deleted_for is None:
+        add("deleted_at is null")
+    else:
+        add("deleted_at is not null and deleted_at <= ?", now - query.deleted_for)
     if query.agent_type is not None:
         add("agent_type = ?", query.agent_type)
     if query.user_id is not None:
         add("user_id = ?", query.user_id)
     if query.state is not None:
         add("state = ?", query.state)
-    for name, value in query.labels.items():
-        add("exists (select 1 from json_each(labels) l where l.key = ? and l.value = ?)", name, value)
+    for n, (name, value) in enumerate(query.labels.items()):
+        if not n and _source(query) == _BY_LABEL:
+            add("space = ? and label = ? and value = ?", query.namespace, name, value)
+        else:
+            add(_LABELLED if query.deleted_for is None else _ONCE_LABELLED, name, value)
     if query.created_after is not None:
         add("created_at > ?", query.created_after)
     if query.created_before is not None:
@@ -569,14 +690,17 @@ def _where(query: Query, now: int, uptime: tuple[str, int]) -> tuple[str, list[A
     if query.prefix is not None:
         add("substr(id, 1, length(?)) = ?", query.prefix, query.prefix)
     if query.text is not None:
-        columns = " or ".join(f"instr(lower({column}), lower(?))" for column in ("id", "agent_type", "user_id"))
-        inside = "exists (select 1 from json_each(labels) l where instr(lower(l.value), lower(?)))"
-        add(f"({columns} or {inside})", *[query.text] * 4)
+        add("instr(search, lower(?))" if APART not in query.text else "instr('', ?)", query.text)
     if query.stale_for is not None:
         cutoff = now - query.stale_for
         last = "(select c.alive from checkpoints c where c.key = sessions.key order by c.seq desc limit 1)"
         owner = "coalesce((select beaten from workers where worker = owner), 0)"
         add(f"heartbeat < ? and {last} < ? and {owner} < ?", cutoff, cutoff, cutoff)
+    if query.ended_for is not None:
+        cutoff = now - query.ended_for
+        ends = "from checkpoints c where c.key = sessions.key and c.kind in (5, 6) order by c.seq desc limit 1"
+        ended = f"coalesce((select c.at {ends}), 0)"
+        add(f"state in ('completed', 'failed') and heartbeat <= ? and {ended} <= ?", cutoff, cutoff)
     if query.orphan_for is not None:
         add(f"owner in (select worker from workers where {_GONE})", uptime[0], query.orphan_for, uptime[1])  # noqa: S608
     if query.owner is not None:

@@ -124,9 +124,11 @@ def migrations() -> list[Path]:
 
 def migrate(connection: apsw.Connection, path: str) -> None:
     scripts = migrations()
-    if _version(connection, path, len(scripts)) == len(scripts):
+    current = _version(connection, path, len(scripts)) == len(scripts)
+    if not current or connection.pragma("journal_mode") != "wal":  # VACUUM INTO makes a copy without
+        _switch_to_wal(connection)
+    if current:
         return
-    _switch_to_wal(connection)
     # Of eight processes that open a new file one migrates and seven wait, then find nothing left to do.
     connection.execute("begin immediate")
     try:

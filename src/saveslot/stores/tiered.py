@@ -1,11 +1,11 @@
 """Valkey in front of any store. The database is the only truth; Valkey lends copies of frames, and hints.
 
 What lies in Valkey is used only for an entry that the database, asked in the same call, says is there with a frame,
-and only if it carries the mark of exactly that entry (`hot.py`). From this follows, whatever Valkey does (down, full,
-slow, flushed, an old replica promoted, garbage):
+and only if it carries the mark of exactly that entry (`hot.py`). Small frames come with that answer: PostgreSQL keeps
+them in the row which it reads anyway, and nothing is quicker. Valkey lends the others. From this follows, whatever
+Valkey does (down, full, slow, flushed, an old replica promoted, garbage):
 
-- Heads, headers, lists and events are the database's: every read is as new as without the tier. (So this is the level
-  `strong`, which is also `session`.)
+- Heads, headers, lists and events are the database's: every read is as new as without the tier.
 - An emptied or purged frame never comes back to a reader: the database no longer says that it is there. Its copy is
   taken away as well, and its place kept (a grave) so that a copy still under way finds it taken; should Valkey not
   answer just then, the copy ends unread with its time to live.
@@ -36,13 +36,16 @@ from saveslot.log import (
     Worker,
 )
 from saveslot.stores import Store, Tended
-from saveslot.stores.hot import HotMetrics, HotTier, connect
-from saveslot.stores.joining import Joining
+from saveslot.stores.hot import LARGE, HotMetrics, HotTier
+from saveslot.stores.metered import metered
 
-# A call that spans more entries is a walk through a history, not a resume: the database alone answers it.
+# Bytes of a frame that the database sends along. PostgreSQL moves what makes a row longer than 2 KB to another place.
+SMALL = 2048
+# A call that names more frames is a walk through a history, not a resume: the database alone answers it.
 SPAN = 4096
-# A watcher asks the database this often; less often while Valkey tells it when to; and never in quicker succession.
-POLL, LAZY, QUICK = 0.05, 0.25, 0.01
+# A watcher asks the database this often while Valkey tells it when to, and never in quicker succession. Without
+# Valkey's word the database itself is waited for; so long at a time, since Valkey may come back.
+LAZY, QUICK, LONG = 0.25, 0.01, 1.0
 
 
 class TieredStore:
@@ -50,32 +53,31 @@ class TieredStore:
         """`client`: an asyncio one of the `valkey` or `redis` package; it stays open unless it is the store's `own`.
         `ttl`: seconds that a copy lives.
         """
-        self._durable = durable
+        self._durable = metered(durable)
         self._hot = HotTier(client, ttl, own=own)
-        self._joining = Joining(durable.heads)
 
     @classmethod
     def at(cls, durable: Store, url: str, ttl: float = 24 * 3600) -> TieredStore:
         """Valkey by its URL. It need not be there: it is used when it answers."""
-        return cls(durable, connect(url), ttl, own=True)
+        return cls(durable, url, ttl)
+
+    def metrics(self) -> dict[str, Any]:
+        return {"hot": self._hot.metrics(), **self._durable.metrics()}
 
     @property
-    def metrics(self) -> HotMetrics:
-        metrics = self._hot.metrics
-        metrics.queries = self._joining.queries
-        return metrics
+    def counts(self) -> HotMetrics:
+        return self._hot.counts
 
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
         verdicts = await self._durable.append(groups)
         for group, verdict in zip(groups, verdicts, strict=True):
             if verdict.outcome is Outcome.APPENDED:  # not `already`: it may have been emptied since it landed
-                self._hot.fill(group.key, group.entries)
+                self._hot.fill(group.key, [entry for entry in group.entries if len(entry.frame or b"") > SMALL])
                 self._hot.tell()
         return verdicts
 
     async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
-        self._hot.counts.heads += len(refs)
-        return await self._joining.heads(refs)
+        return await self._durable.heads(refs)
 
     async def entries(
         self,
@@ -86,37 +88,35 @@ class TieredStore:
         name: str | None = None,
         newest: int | None = None,
         frames: bool = True,
+        largest: int | None = None,
     ) -> list[Entry]:
-        chosen = name is None and newest is None and sum(last - first + 1 for first, last in ranges) <= SPAN
-        if not (frames and chosen and self._hot.readable):
-            return await self._durable.entries(key, ranges, kinds=kinds, name=name, newest=newest, frames=frames)
-        seqs = [seq for first, last in ranges for seq in range(first, last + 1)]
-        reading = asyncio.ensure_future(self._hot.read(key, seqs))
-        try:
-            found = await self._durable.entries(key, ranges, kinds=kinds, frames=False)
-            copies = await reading
-        finally:
-            reading.cancel()
-        missing: list[int] = []
-        for entry in found:
-            # Else there is no frame, or no longer, or an empty one: whatever Valkey has, the database says which.
-            if entry.size > len(entry.note or b""):
-                entry.frame = self._hot.frame_of(entry, copies.get(entry.seq))
-            if entry.frame is None:
-                missing.append(entry.seq)
+        ask = self._durable.entries
+        if not frames or largest is not None or not self._hot.readable:
+            found = await ask(key, ranges, kinds=kinds, name=name, newest=newest, frames=frames, largest=largest)
+            if any(len(entry.frame or b"") > SMALL for entry in found):
+                self._hot.warm()
+            return found
+        found = await ask(key, ranges, kinds=kinds, name=name, newest=newest, largest=SMALL)
+        # The database has said which frames there are, whatever Valkey says.
+        lent = {entry.seq: entry for entry in found if entry.frame is None and _frame_size(entry) > SMALL}
+        near = [seq for seq, entry in lent.items() if _frame_size(entry) <= LARGE]
+        copies = await self._hot.read(key, near) if len(near) <= SPAN else {}
+        for seq in near:
+            lent[seq].frame = self._hot.frame_of(lent[seq], copies.get(seq))
+        missing = [seq for seq, entry in lent.items() if entry.frame is None]
         if not missing:
             return found
-        rest = {entry.seq: entry for entry in await self._durable.entries(key, _runs(missing))}
+        rest = {entry.seq: entry for entry in await ask(key, _runs(missing))}
         if len(rest) < len(missing):  # the session was purged meanwhile
-            return await self._durable.entries(key, ranges, kinds=kinds)
+            return await ask(key, ranges, kinds=kinds, name=name, newest=newest)
         self._hot.fill(key, rest.values(), over=copies.keys() & rest.keys())
         return [rest.get(entry.seq, entry) for entry in found]
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         return await self._durable.find(query, after, limit)
 
-    async def count(self, query: Query) -> Counts:
-        return await self._durable.count(query)
+    async def count(self, query: Query, sample: int = 0) -> Counts:
+        return await self._durable.count(query, sample)
 
     async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
         return await self._durable.beat(signs, worker)
@@ -129,15 +129,18 @@ class TieredStore:
         if wait > 0:
             self._hot.listen()
         while True:
-            news, asked = self._hot.news, time.monotonic()
-            found, after = await self._durable.events(namespace, after, key, limit=limit)
+            news, asked, told = self._hot.news, time.monotonic(), self.counts.listening
+            patience = 0 if told else max(0.0, min(LONG, end - asked))
+            found, after = await self._durable.events(namespace, after, key, limit=limit, wait=patience)
             left = end - time.monotonic()
             if found or left <= 0:
                 return found, after
+            if not told:
+                continue
             try:
                 await asyncio.wait_for(news.wait(), min(nap, left))
             except TimeoutError:
-                nap = LAZY if self._hot.listening else POLL
+                nap = LAZY
             else:  # what was announced may be shown a moment later: look soon, and once more
                 nap = QUICK
                 await asyncio.sleep(asked + QUICK - time.monotonic())
@@ -152,10 +155,11 @@ class TieredStore:
             raise Unavailable("Valkey did not answer, so copies of what was erased may be in it; erase again")
         return count
 
-    async def purge(self, key: bytes) -> int:
-        count = await self._durable.purge(key)
-        await self._hot.bury(key, range(1, count + 1))  # rows stay until the purge: it removed exactly these
-        return count
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+        counts = await self._durable.purge(keys)
+        for key, count in zip(keys, counts, strict=True):
+            await self._hot.bury(key, range(1, count + 1))  # rows stay until the purge: it removed exactly these
+        return counts
 
     async def tend(self) -> None:
         if isinstance(self._durable, Tended):
@@ -164,6 +168,10 @@ class TieredStore:
     async def close(self) -> None:
         await self._hot.close()
         await self._durable.close()
+
+
+def _frame_size(entry: Entry) -> int:
+    return entry.size - len(entry.note or b"")
 
 
 def _runs(seqs: list[int]) -> list[tuple[int, int]]:

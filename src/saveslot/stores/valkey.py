@@ -30,9 +30,12 @@ from saveslot.log import (
     Verdict,
     Worker,
     feed_number,
+    order,
 )
+from saveslot.metrics import Counters
 from saveslot.stores.batches import Batches
 from saveslot.stores.joining import Joining
+from saveslot.stores.sampling import sampled
 from saveslot.stores.valkey_news import News
 from saveslot.stores.valkey_server import ALWAYS, READS, WRITES, Server
 from saveslot.stores.valkey_values import Refused, group_told, hexed, question, to_entry, to_event, to_row, to_verdict
@@ -65,8 +68,9 @@ class ValkeyStore:
         self._server = server
         self._ttl = max(1, int(ttl * 1000))
         self._clock, self._uptime = clock, uptime
-        self._batches = Batches(self._land)
-        self._joining = Joining(self._heads)
+        self.counters = Counters()
+        self._batches = Batches(self._land, self.counters)
+        self._joining = Joining(self._heads, self.counters)
         self._news = News(server)
         self._closed = False
 
@@ -145,8 +149,8 @@ class ValkeyStore:
             raise InvalidInput("store", NOT_YET)
         return await self._run(ALWAYS, "empty", {"key": key.hex(), "seqs": list(seqs)})
 
-    async def purge(self, key: bytes) -> int:
-        return await self._run(ALWAYS, "purge", key.hex())
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+        return await self._run(ALWAYS, "purge", [key.hex() for key in keys])
 
     # Reading
 
@@ -168,6 +172,7 @@ class ValkeyStore:
         name: str | None = None,
         newest: int | None = None,
         frames: bool = True,
+        largest: int | None = None,
     ) -> list[Entry]:
         found: list[Entry] = []  # newest first
         untold: list[Entry] = []
@@ -196,6 +201,9 @@ class ValkeyStore:
         lowest = found[-1].seq if found else 0
         if not await self._filled(key, [entry for entry in untold if entry.seq >= lowest]):
             return []
+        for entry in found:
+            if largest is not None and len(entry.frame or b"") > largest:
+                entry.frame = None
         found.reverse()
         return found
 
@@ -216,10 +224,8 @@ class ValkeyStore:
         return True
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
-        if query.deleted:
-            raise InvalidInput("store", NOT_YET)
-        stale = query.stale_for is not None
         found: list[Row] = []
+        weighed = query.ended_for is not None or query.deleted_for is not None
         for asked in await self._indexes(query):
             rows: list[Row] = []
             place = None if after is None else (after[0], after[1].hex())
@@ -229,21 +235,19 @@ class ValkeyStore:
                     told |= {"score": place[0], "place": place[1]}
                 stopped, answers = await self._run(READS, "find", told)
                 with self._understood():
-                    rows += [to_row(answer) for answer in answers]
+                    rows += [to_row(answer, weighed=weighed) for answer in answers]
                     place = (int(stopped[0]), stopped[1].decode()) if stopped else None
                 if place is None:
                     break
             found += rows
-        if stale:
-            found.sort(key=lambda row: (row.heartbeat, row.key))
-        else:
-            found.sort(key=lambda row: (row.created_at, row.key), reverse=True)
+        column, newest_first = order(query)
+        found.sort(key=lambda row: (getattr(row, column), row.key), reverse=newest_first)
         return found[:limit]
 
-    async def count(self, query: Query) -> Counts:
+    async def count(self, query: Query, sample: int = 0) -> Counts:
         while await self._run(ALWAYS, "tidy", TIDIED) == TIDIED:
             pass
-        counts = Counts()
+        counts = Counts(sample=await sampled(self, query, sample) if sample else None)
         [asked, *_] = await self._indexes(msgspec.structs.replace(query, owner=None, orphan_for=None))
         asked["query"] = question(query)
         place: dict[str, Any] = {}
@@ -261,8 +265,9 @@ class ValkeyStore:
 
     async def _indexes(self, query: Query) -> list[dict[str, Any]]:
         """Where to look: few sessions are held by any one worker, and few workers are dead."""
-        asked: dict[str, Any] = {"query": question(query), "down": query.stale_for is None}
-        if query.stale_for is not None or (query.owner is None and query.orphan_for is None):
+        column, newest_first = order(query)
+        asked: dict[str, Any] = {"query": question(query), "down": newest_first}
+        if column != "created_at" or (query.owner is None and query.orphan_for is None):
             return [asked]
         if query.owner is not None:
             return [asked | {"worker": query.owner.hex()}]

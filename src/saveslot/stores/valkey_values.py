@@ -83,6 +83,8 @@ def _told(entry: Entry) -> dict[str, Any]:
         "sign": entry.sign,
         "fence": entry.fence,
         "lease": hexed(entry.lease),
+        "weight": len(entry.frame or b"") + len(entry.note or b""),
+        "ends": entry.kind in {Kind.COMPLETED, Kind.FAILED},
         "rest": _bytes(msgspec.msgpack.encode(rest)),
     }
     if entry.frame is not None:
@@ -103,8 +105,8 @@ def to_entry(header: bytes, size: int) -> Entry:
     )
 
 
-def to_row(told: Any) -> Row:
-    key, *names, made, beat, fence, lease, body, labels, owner, worker, left = told
+def to_row(told: Any, *, weighed: bool = False) -> Row:
+    key, *names, made, beat, fence, lease, body, labels, owner, deleted, weight, worker, left, now = told
     namespace, session_id, agent_type, user_id, state = (name.decode() for name in names)
     return Row(
         *(bytes.fromhex(key.decode()), namespace, session_id, agent_type, user_id, state),
@@ -113,6 +115,9 @@ def to_row(told: Any) -> Row:
         owner=_unhex(owner),
         worker=worker.decode(),
         left=left,
+        now=now,
+        deleted_at=int(deleted),
+        weight=int(weight) if weighed else 0,
     )
 
 

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 import apsw
 
+from saveslot.metrics import Counters
+
 Work = Any  # something that `CarriedOut` understands
 CarriedOut = Callable[[apsw.Connection, Sequence[Work]], list[Any]]  # what a batch asks for, in its transaction
 
@@ -49,9 +51,14 @@ class Writer:
     """File and thread are opened and started with the first job: who only reads waits for neither."""
 
     def __init__(
-        self, connect: Callable[[], apsw.Connection], told: Callable[[], None], carried_out: CarriedOut
+        self,
+        connect: Callable[[], apsw.Connection],
+        told: Callable[[], None],
+        carried_out: CarriedOut,
+        counters: Counters | None = None,
     ) -> None:
         self._connect = connect
+        self._counters = counters or Counters()  # counted by whoever has the baton
         self._connection: apsw.Connection | None = None
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()  # two event loops may have the first job
@@ -191,6 +198,7 @@ class Writer:
                 return [result for job in batch for result in self._committed([job], patience)]
             results = [(job.answer, None, exc) for job in batch]
         self._quick = time.monotonic() - start < QUICK
+        self._counters.batches.add(len(batch))
         return results
 
     def _transaction(self, batch: Batch) -> list[Any]:
@@ -217,6 +225,7 @@ class Writer:
     def _wait_for_lock(self, tries: int) -> bool:
         if time.monotonic() >= self._patience:
             return False
+        self._counters.retries += not tries
         time.sleep(random.uniform(0.0002, min(0.001 * (tries + 1), 0.01)))  # noqa: S311  (jitter)
         return True
 

@@ -249,11 +249,12 @@ class EmptyTakesNotes(MemoryStore):
 class PurgeTakesTheLiving(MemoryStore):
     """A purge does not ask whether the session was deleted."""
 
-    async def purge(self, key: bytes) -> int:
-        if key in self._rows and key not in self._deleted:
-            self._deleted.add(key)
-            self._ids.pop((self._rows[key].namespace, self._rows[key].session_id), None)
-        return await super().purge(key)
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+        for key in keys:
+            if key in self._rows and key not in self._deleted:
+                self._deleted.add(key)
+                self._ids.pop((self._rows[key].namespace, self._rows[key].session_id), None)
+        return await super().purge(keys)
 
 
 # Namespaces, pages, life
@@ -512,8 +513,8 @@ class FormerOwnerIsASign(MemoryStore):
 class CountsIgnoreDeath(MemoryStore):
     """Orphans are counted as held, and not as orphans."""
 
-    async def count(self, query: Query) -> Counts:
-        return replace(await super().count(query), orphaned=0)
+    async def count(self, query: Query, sample: int = 0) -> Counts:
+        return replace(await super().count(query, sample), orphaned=0)
 
 
 # Events
@@ -595,8 +596,8 @@ class OneForAll(SqliteStore):
 class FeedNumbersReused(SqliteStore):
     """After a purge the feed's last numbers are given out again, as plain rowids are."""
 
-    async def purge(self, key: bytes) -> int:
-        purged = await super().purge(key)
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+        purged = await super().purge(keys)
         sql = """
             update sqlite_sequence set seq = (select coalesce(max(feed), 0) from checkpoints)
             where name = 'checkpoints'"""
@@ -607,13 +608,13 @@ class FeedNumbersReused(SqliteStore):
 class SnapshotKept(SqliteStore):
     """A reader goes on reading the moment of its first read."""
 
-    def _head(self, connection: apsw.Connection, ref: Ref) -> Head | None:
-        if connection is not self._writer_connection() and not connection.in_transaction:
-            connection.execute("begin")
-        return super()._head(connection, ref)
+    async def _read(self, work: Callable[[apsw.Connection], Any]) -> Any:
+        def kept(connection: apsw.Connection) -> Any:
+            if not connection.in_transaction:
+                connection.execute("begin")
+            return work(connection)
 
-    def _writer_connection(self) -> apsw.Connection | None:
-        return self._writer._connection  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        return await super()._read(kept)
 
 
 # Those of this file; a caller may have subclasses of its own.

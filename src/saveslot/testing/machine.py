@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from hypothesis import HealthCheck, Phase, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from saveslot.log import Group, Outcome, Query, Worker
+from saveslot.log import Group, Outcome, Query, Worker, order
 from saveslot.model import Kind
 from saveslot.stores import Store
 from saveslot.stores.memory import MemoryStore
@@ -355,7 +355,7 @@ class LikeMemory(RuleBasedStateMachine):
         if pick.random() < 0.2:
             pen = pick.choice(self.known).pen
         self.watch(on, pick)
-        self.both(on, lambda store: store.purge(pen.key))
+        self.both(on, lambda store: store.purge([pen.key, self.fresh()]))
         self.both(1 - on, lambda store: store.entries(pen.key))
         if self.living():
             self.checkpoint(on, pick)
@@ -391,6 +391,9 @@ class LikeMemory(RuleBasedStateMachine):
             {"orphan_for": 0, "state": "active", "agent_type": "coder"},
             {"owner": pick.choice(self.crew).id if self.crew else b"nobody"},
             {"unowned": True, "state": pick.choice((None, "active"))},
+            {"ended_for": pick.choice((0, 1, HOUR)), "state": pick.choice((None, *STATES))},
+            {"deleted_for": pick.choice((0, 1, HOUR))},
+            {"deleted_for": 0},
         )
         query = Query(namespace=pick.choice(self.namespaces), **pick.choice(choices))
         self.same_pages(on, query, pick.randint(1, 3))
@@ -400,7 +403,7 @@ class LikeMemory(RuleBasedStateMachine):
         after = None
         while page := self.both(on, lambda store, after=after: store.find(query, after, limit)):
             last = page[-1]
-            after = (last.created_at if query.stale_for is None else last.heartbeat, last.key)
+            after = (getattr(last, order(query)[0]), last.key)
 
     def same_counts(self, on: int, query: Query) -> None:
         expected, found = self.wait(_pair(self.memory.count(query), self.handles[on].count(query)))

@@ -29,6 +29,7 @@ local function session(key) return P .. ':session:' .. key end
 local function ids(namespace) return P .. ':ids:' .. namespace end
 local function made(namespace) return P .. ':made:' .. namespace end
 local function beaten(namespace) return P .. ':beaten:' .. namespace end
+local function deleted(namespace) return P .. ':deleted:' .. namespace end
 local function owned(worker) return P .. ':owned:' .. worker end
 
 local function damaged(what) error('DAMAGED ' .. what) end
@@ -62,8 +63,11 @@ end
 
 -- Sessions
 
-local FIELDS = {'last', 'gone', 'ns', 'id', 'made', 'beat', 'fence', 'lease', 'owner', 'ttl', 'bytes', 'alive', 'state'}
-local NUMBERS = {'last', 'made', 'beat', 'fence', 'ttl', 'bytes', 'alive'}
+local FIELDS = {
+  'last', 'gone', 'ns', 'id', 'made', 'beat', 'fence', 'lease', 'owner', 'ttl', 'bytes', 'alive', 'state', 'weight', 'ended',
+  'deleted',
+}
+local NUMBERS = {'last', 'made', 'beat', 'fence', 'ttl', 'bytes', 'alive', 'weight', 'ended', 'deleted'}
 
 local function known(key)
   local found = call('HMGET', session(key), unpack(FIELDS))
@@ -108,7 +112,7 @@ local function extend(key, row)
   local till = text(millis + row.ttl)
   call('PEXPIREAT', session(key), till)
   call('ZADD', EXPIRY, till, key)
-  for _, index in ipairs({COUNTERS, EXPIRY, REMAINS, FEED, ids(row.ns), made(row.ns), beaten(row.ns)}) do
+  for _, index in ipairs({COUNTERS, EXPIRY, REMAINS, FEED, ids(row.ns), made(row.ns), beaten(row.ns), deleted(row.ns)}) do
     keep(index, row.ttl)
   end
   if row.owner ~= '' then
@@ -127,6 +131,7 @@ end
 local function unlist(key, row)
   call('ZREM', made(row.ns), key)
   call('ZREM', beaten(row.ns), key)
+  call('ZREM', deleted(row.ns), key)
   if row.owner ~= '' then call('ZREM', owned(row.owner), key) end
   if call('HGET', ids(row.ns), row.id) == key then call('HDEL', ids(row.ns), row.id) end
 end
@@ -203,6 +208,8 @@ local function write(group, row)
       values[#values + 1] = entry.frame
       bytes = bytes + #entry.frame
     end
+    row.weight = row.weight + entry.weight
+    if entry.ends then row.ended = at end
     -- Numbers follow the clock, so that none is given twice when the server comes back without its newest entries.
     number = math.max(number + 1, micros)
     news[#news + 1] = text(number)
@@ -215,10 +222,12 @@ local function write(group, row)
   row.state = group.state or row.state
   if group.heartbeat then row.beat = now end
   row.gone = group.delete
+  if row.gone then row.deleted = now end
   row.bytes = row.bytes + bytes
   local told = {
     'last', text(row.last), 'gone', row.gone and '1' or '0', 'beat', text(row.beat), 'alive', text(row.alive),
     'fence', text(row.fence), 'lease', row.lease, 'owner', row.owner, 'state', row.state, 'bytes', text(row.bytes),
+    'weight', text(row.weight), 'ended', text(row.ended), 'deleted', text(row.deleted),
   }
   if group.create then
     local c = group.create
@@ -246,6 +255,7 @@ local function write(group, row)
   if former ~= '' and former ~= row.owner then call('ZREM', owned(former), key) end
   if row.gone then
     unlist(key, row)
+    call('ZADD', deleted(row.ns), text(row.deleted), key)
   else
     if group.create then
       call('HSET', ids(row.ns), row.id, key)
@@ -272,7 +282,7 @@ local function land(group)
     local beat = c.beat ~= 0 and c.beat or now
     row = {
       last = 0, ns = c.ns, id = c.id, made = c.made ~= 0 and c.made or now, beat = beat, alive = beat, owner = '',
-      ttl = c.ttl, bytes = 0, state = c.state,
+      ttl = c.ttl, bytes = 0, state = c.state, weight = 0, ended = 0, deleted = 0,
     }
   else
     local here, before = id_at(key, row, first.seq), id_at(key, row, first.seq - 1)
@@ -367,14 +377,17 @@ end
 
 -- Reading
 
-local SHOWN = {'ns', 'id', 'type', 'user', 'state', 'made', 'beat', 'fence', 'lease', 'body', 'labels', 'owner'}
+local SHOWN = {
+  'ns', 'id', 'type', 'user', 'state', 'made', 'beat', 'fence', 'lease', 'body', 'labels', 'owner', 'deleted', 'weight',
+}
 
 local function shown(key)
   local told = call('HMGET', session(key), unpack(SHOWN))
   local owner = told[12]
   local w = owner and owner ~= '' and worker(owner)
-  told[13] = w and w.name or ''
-  told[14] = w and not w.dead and math.max(0, w.expires - up) or 0
+  told[15] = w and w.name or ''
+  told[16] = w and not w.dead and math.max(0, w.expires - up) or 0
+  told[17] = now
   table.insert(told, 1, key)
   return told
 end
@@ -416,7 +429,9 @@ local function frames(asked)
   return {known(asked.key) and 1 or 0, found}
 end
 
-local LOOKED = {'last', 'gone', 'ns', 'id', 'type', 'user', 'state', 'made', 'beat', 'alive', 'owner', 'labels'}
+local LOOKED = {
+  'last', 'gone', 'ns', 'id', 'type', 'user', 'state', 'made', 'beat', 'alive', 'owner', 'labels', 'ended', 'deleted',
+}
 
 local function labelled(row, labels)
   local told = cjson.decode(row.labels)
@@ -436,9 +451,14 @@ local function mentions(row, part)
   return false
 end
 
+-- By the entry that ended it and by its row; at the end of time if it was not.
+local function ended(row)
+  if row.state ~= 'completed' and row.state ~= 'failed' then return math.huge end
+  return math.max(row.beat, row.ended)
+end
+
 local function matches(row, q)
   return row.ns == q.namespace
-    and not (row.gone == '1' and not q.deleted)
     and (q.agent_type == nil or row.type == q.agent_type)
     and (q.user_id == nil or row.user == q.user_id)
     and (q.state == nil or row.state == q.state)
@@ -451,22 +471,28 @@ local function matches(row, q)
     and (q.text == nil or mentions(row, q.text))
     and (q.orphan_for == nil or orphaned(row.owner, q.orphan_for))
     and (q.stale_for == nil or alive(row) < now - q.stale_for)
+    and (q.ended_for == nil or ended(row) <= now - q.ended_for)
+    and (q.deleted_for == nil or row.deleted <= now - q.deleted_for)
 end
 
-local function candidate(key)
+local function candidate(key, q)
   local found = call('HMGET', session(key), unpack(LOOKED))
-  if not found[1] or found[2] == '1' then return nil end
+  if not found[1] or (found[2] == '1') ~= (q.deleted_for ~= nil) then return nil end
   local row = {}
   for n, name in ipairs(LOOKED) do row[name] = found[n] end
-  row.made, row.beat, row.alive = tonumber(row.made), tonumber(row.beat), tonumber(row.alive)
-  if not (row.made and row.beat and row.alive and row.labels and row.owner) then damaged('session ' .. key) end
+  for _, name in ipairs({'made', 'beat', 'alive', 'ended', 'deleted'}) do
+    row[name] = tonumber(row[name])
+    if not row[name] then damaged('session ' .. key) end
+  end
+  if not (row.labels and row.owner) then damaged('session ' .. key) end
   return row
 end
 
 -- Looks at a part of an index, behind a place; tells where it stopped, nothing at the end. `seen` may stop it.
 local function walk(asked, seen)
   local q, down, offset, looked, last = asked.query, asked.down, 0, 0, {}
-  local index = asked.worker and owned(asked.worker) or down and made(q.namespace) or beaten(q.namespace)
+  local index = asked.worker and owned(asked.worker) or q.deleted_for and deleted(q.namespace)
+    or down and made(q.namespace) or beaten(q.namespace)
   local command, near, far = 'ZRANGEBYSCORE', '-inf', '+inf'
   if down then command, near, far = 'ZREVRANGEBYSCORE', '+inf', '-inf' end
   local score, place = asked.score, asked.place
@@ -477,7 +503,7 @@ local function walk(asked, seen)
       local before = at == score and (down and key >= place or not down and key <= place)
       if not before then
         looked, last = looked + 1, {text(at), key}
-        local row = candidate(key)
+        local row = candidate(key, q)
         if row and matches(row, q) and seen(key, row) then return last end
       end
     end
@@ -553,19 +579,25 @@ local function empty(asked)
       end
     end
   end
-  row.bytes = row.bytes - bytes
-  call('HSET', session(key), 'bytes', text(row.bytes))
+  row.bytes, row.weight = row.bytes - bytes, row.weight - bytes
+  call('HSET', session(key), 'bytes', text(row.bytes), 'weight', text(row.weight))
   remember(key, row)
   call('HINCRBY', COUNTERS, 'bytes', text(0 - bytes))
   return emptied
 end
 
-local function purge(key)
-  local row = known(key)
-  if not row or not row.gone then return 0 end
-  call('UNLINK', session(key))
-  forget(key)
-  return row.last
+local function purge(keys)
+  local counts = {}
+  for n, key in ipairs(keys) do
+    local row = known(key)
+    counts[n] = 0
+    if row and row.gone then
+      call('UNLINK', session(key))
+      forget(key)
+      counts[n] = row.last
+    end
+  end
+  return counts
 end
 
 local function format() return call('HGET', COUNTERS, 'format') end

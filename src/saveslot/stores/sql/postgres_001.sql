@@ -41,13 +41,21 @@ create table sessions (
   owner      bytea,
   labels     jsonb   not null,
   deleted_at bigint,
-  body       bytea   not null
+  body       bytea   not null,
+  -- What a text search looks at. Only the case of ASCII letters is lost, whatever the database's language.
+  search     text collate "C" not null generated always as (lower((id || chr(31) || agent_type || chr(31) || user_id
+    || chr(31) || jsonb_path_query_array(labels, '$.*')::text) collate "C")) stored
 ) with (autovacuum_analyze_threshold = 5000);
-create index sessions_by_time       on sessions (namespace, created_at, key) where deleted_at is null;
+-- With `search`, so that looking for a text reads this index and nothing else.
+create index sessions_by_time       on sessions (namespace, created_at, key) include (search) where deleted_at is null;
+create index sessions_by_label      on sessions using gin (labels jsonb_path_ops)
+  where deleted_at is null and labels <> '{}';
 create index sessions_by_state      on sessions (namespace, state, created_at, key) where deleted_at is null;
 create index sessions_by_agent_type on sessions (namespace, agent_type, created_at, key) where deleted_at is null;
 create index sessions_by_user       on sessions (namespace, user_id, created_at, key) where deleted_at is null;
 create index sessions_by_heartbeat  on sessions (namespace, state, heartbeat, key) where deleted_at is null;
+-- What waits to be purged.
+create index sessions_by_deletion   on sessions (namespace, deleted_at, key) where deleted_at is not null;
 create index sessions_by_owner      on sessions (owner, namespace, created_at, key)
   where owner is not null and deleted_at is null;
 -- A deleted id may be created again: only the living ones are unique. The last of these indexes: while nothing is known of

@@ -73,6 +73,7 @@ class Appending(Suite):
         made: dict[str, Any] = {"agent_type": "researcher", "user_id": "u-1", "state": "paused", "body": b"\x00body"}
         pen = await desk.create("s-1", **made, created_at=5, heartbeat=6, labels={"a": "1"})
         expected = Row(pen.key, desk.namespace, "s-1", **made, created_at=5, heartbeat=6, labels={"a": "1"})
+        expected.now = desk.clock()
         by_key, by_id = await desk.other.heads([pen.key, (desk.namespace, "s-1")])
         assert by_key is not None
         assert by_key == by_id
@@ -201,6 +202,7 @@ class Appending(Suite):
         await desk.write(pen)
         before, (_, cursor) = await desk.head(pen), await desk.store.events(desk.namespace, None)
         desk.clock.jump(9)
+        before.row.now = desk.clock()
         change: dict[str, Any] = {"state": "paused", "body": b"after", "labels": {}, "heartbeat": True}
         verdict = await desk.send(stale.group(3, Kind.PAUSED, whole=change))
         assert verdict.outcome is CONFLICT

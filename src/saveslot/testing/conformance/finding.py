@@ -7,7 +7,7 @@ from typing import Any
 from saveslot.log import Query, Row
 from saveslot.model import Kind, fresh_key
 from saveslot.testing.conformance.desk import Desk, Suite, on_a_desk
-from saveslot.testing.pen import SECOND
+from saveslot.testing.pen import SECOND, Pen
 
 
 class Finding(Suite):
@@ -66,6 +66,53 @@ class Finding(Suite):
         assert await desk.ids(text="ä") == []
 
     @on_a_desk
+    async def test_text_is_taken_as_it_is(self, desk: Desk) -> None:
+        """A searched text has no pattern in it, and is found within one name or label value, never across two."""
+        await desk.create("one", agent_type="50%_x", labels={"a": 'say "hi"', "b": "back\\slash", "c": "x, y [z]"})
+        await desk.create("two", agent_type="50 percent", user_id="anna maria", labels={"a": "b", "c": "d"})
+        found = {
+            "50%": ["one"],
+            "0%_": ["one"],
+            "%": ["one"],
+            "_": ["one"],
+            '"hi"': ["one"],
+            "k\\s": ["one"],
+            "\\": ["one"],
+            ", ": ["one"],
+            "[": ["one"],
+            "Y [Z": ["one"],
+            "A MARIA": ["two"],
+            "0 p": ["two"],
+            " ": ["two", "one"],
+            '"': ["one"],
+            "b\x1fd": [],
+            "onetwo": [],
+            "two50": [],
+        }
+        for text, names in found.items():
+            assert sorted(await desk.ids(text=text)) == sorted(names), text
+
+    @on_a_desk
+    async def test_labels_are_found_as_they_are_now(self, desk: Desk) -> None:
+        """Other labels, other lists: a session is found by what it is labelled now, in order, and not once deleted."""
+        pens = [await desk.create(name, created_at=10 + n, labels={"team": "red"}) for n, name in enumerate("abcd")]
+        await desk.write(pens[1], 1, Kind.UPDATED, whole={"body": b"", "labels": {"team": "blue", "x": "1"}})
+        await desk.delete(pens[2])
+        assert await desk.ids(labels={"team": "red"}) == ["d", "a"]
+        assert await desk.ids(labels={"team": "blue"}) == await desk.ids(text="BLUE") == ["b"]
+        assert await desk.ids(labels={"x": "1", "team": "blue"}) == ["b"]
+        assert (
+            await desk.ids(labels={"x": "1", "team": "red"}) == await desk.ids(labels={"x": "1"}, state="failed") == []
+        )
+        counts = await desk.other.count(Query(namespace=desk.namespace, labels={"team": "red"}))
+        assert (counts.states, counts.held) == ({"active": 2}, 0)
+        [first] = await desk.other.find(Query(namespace=desk.namespace, labels={"team": "red"}), None, 1)
+        page = await desk.other.find(
+            Query(namespace=desk.namespace, labels={"team": "red"}), (first.created_at, first.key)
+        )
+        assert [row.session_id for row in page] == ["a"]
+
+    @on_a_desk
     async def test_pages_follow_their_place_while_others_insert(self, desk: Desk) -> None:
         """Pages behind a place show every session that was there exactly once, whatever is created or deleted."""
         names = [f"s{n:02}" for n in range(25)]
@@ -104,6 +151,33 @@ class Finding(Suite):
         assert sum((await desk.other.count(query)).states.values()) == len(silent)
 
     @on_a_desk
+    async def test_ended_and_deleted_ones_are_found_by_their_age(self, desk: Desk) -> None:
+        """By the entry that ended a session and by its row, whichever is later; deleted ones only when asked for."""
+        pens = {name: await desk.create(name, count=2) for name in ("done", "failed", "beaten", "working", "gone")}
+        for name, kind in (("done", Kind.COMPLETED), ("failed", Kind.FAILED), ("beaten", Kind.COMPLETED)):
+            await desk.write(pens[name], 1, kind, note=b"12", whole={"state": kind.label})
+        await desk.delete(pens["gone"])
+        ended_at = desk.clock()
+        desk.clock.jump(100)
+        await desk.write(pens["beaten"], 1, Kind.UPDATED, whole={"heartbeat": True})
+        await desk.write(pens["failed"])  # what came behind the end does not make it younger
+        age: dict[str, Any] = {"ended_for": 100 * SECOND}
+        assert sorted(await desk.ids(**age)) == ["done", "failed"]
+        assert await desk.ids(**age, state="completed") == ["done"]
+        assert await desk.ids(ended_for=100 * SECOND + 1) == []
+        assert sorted(await desk.ids(ended_for=0)) == ["beaten", "done", "failed"]
+        query = Query(namespace=desk.namespace, **age)
+        [row] = await desk.other.find(query, (desk.clock() - 1000 * SECOND, b""), 1)
+        log = await desk.log(Pen(desk.namespace, row.session_id, row.key))
+        assert (row.now, row.weight) == (desk.clock(), sum(entry.size for entry in log))
+        assert (await desk.head(pens["done"])).row.now == desk.clock()
+        [gone] = await desk.other.find(Query(namespace=desk.namespace, deleted_for=100 * SECOND))
+        assert (gone.session_id, gone.deleted_at, gone.key) == ("gone", ended_at, pens["gone"].key)
+        assert gone.weight == sum(entry.size for entry in await desk.log(pens["gone"]))
+        assert await desk.other.find(Query(namespace=desk.namespace, deleted_for=0), (ended_at, gone.key)) == []
+        assert await desk.ids(deleted_for=100 * SECOND + 1) == []
+
+    @on_a_desk
     async def test_counts_add_up(self, desk: Desk) -> None:
         """Sessions are counted by state and by agent type, entries and bytes over the whole store."""
         before = await desk.other.count(Query(namespace=desk.namespace))
@@ -116,6 +190,28 @@ class Finding(Suite):
         assert after.agent_types == {"coder": 1, "": 1}
         assert after.entries - before.entries == 6
         assert after.stored_bytes > 0
+
+    @on_a_desk
+    async def test_a_sample_holds_the_newest_logs(self, desk: Desk) -> None:
+        """The entries of the newest sessions, each log in order and without what it holds, and how the failed ended."""
+        pens = [await desk.create(f"s{n}", created_at=10 + n) for n in range(4)]
+        for pen in pens[:3]:
+            await desk.write(pen, 2, name="step", note=b"note")
+        await desk.write(pens[2], 1, Kind.FAILED, note=b"why", whole={"state": "failed"})
+        await desk.delete(pens[3])
+        counts = await desk.other.count(Query(namespace=desk.namespace), 2)
+        sample = counts.sample
+        assert sample is not None
+        assert sample.sessions == {pens[2].key: ("failed", 12), pens[1].key: ("active", 11)}
+        logs = {pen.key: await desk.log(pen, frames=False) for pen in (pens[2], pens[1])}
+        expected = [(key, e.seq, e.kind, e.name, e.at, e.size) for key, log in logs.items() for e in log]
+        assert [tuple(entry) for entry in sample.entries] == expected
+        assert [(key, entry.note) for key, entry in sample.failures] == [(pens[2].key, b"why")]
+        assert counts.states == {"active": 2, "failed": 1}
+        short = (await desk.other.count(Query(namespace=desk.namespace, state="active"), 1)).sample
+        assert short is not None
+        assert list(short.sessions) == [pens[1].key]
+        assert (await desk.other.count(Query(namespace=desk.namespace))).sample is None
 
     # Reading entries
 

@@ -64,7 +64,7 @@ class Naming(Suite):
         assert await desk.other.heads([(desk.namespace, "a"), old.key]) == [head, None]
         assert [entry.seq for entry in await desk.log(new)] == [1]
         assert await desk.ids() == ["a"]
-        await desk.store.purge(old.key)
+        await desk.store.purge([old.key])
         assert await desk.other.heads([(desk.namespace, "a"), old.key]) == [head, None]
         assert (await desk.send(landed)).outcome is MISSING
         await desk.write(new)

@@ -84,7 +84,7 @@ class Watching(Suite):
         keep, drop = await desk.create("keep"), await desk.create("drop")
         await desk.delete(drop)
         _, cursor = await desk.store.events(desk.namespace, None)
-        await desk.store.purge(drop.key)
+        await desk.store.purge([drop.key])
         found, _ = await desk.other.events(desk.namespace, start)
         assert [(event.session_id, event.seq) for event in found] == [("keep", 1)]
         await desk.write(keep)

@@ -1,0 +1,188 @@
+"""What forgetting costs: thinning a long session, what it gives back, and removing many while others write.
+
+python -m bench.forgetting [URL | --postgres] [--sessions N] [--checkpoints N] [--writers N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import saveslot
+from saveslot import Retention, SessionManager, codec
+from saveslot.benchmark import message
+from saveslot.log import Entry, Group, Row
+from saveslot.model import Kind, fresh_key
+from saveslot.stack import Postgres
+from saveslot.stores import open_store
+
+NOW = timedelta(0)
+# Of each session that is removed: its creation, three checkpoints and its end.
+ENTRIES = 5
+AT_ONCE = 250
+# Seconds for which the writers' rate is measured by itself, and the least for which it is beside the removal.
+ALONE = 8.0
+
+
+async def thinned(url: str, count: int, *, whole: bool) -> dict[str, float]:
+    """A session of so many checkpoints, each a turn longer or each another state, thinned to the parity rule."""
+    async with saveslot.open(url) as sessions:
+        session = (await sessions.create_session("benchmark")).session_id
+        text = message(0, 2000)["content"]
+        for n in range(count):
+            if whole:  # a state that stays as large, and changes in many places
+                await sessions.checkpoint(session, "turn", {"parts": [text[n % 50 + k :: 9] for k in range(9)], "n": n})
+            else:
+                await sessions.checkpoint(session, "turn", append={"messages": [message(n, 1000)]})
+        before = (await sessions.summary(session))["stored_bytes"]
+        start = perf_counter()
+        marked = await sessions.thin(session, Retention.parity())
+        mark_seconds = perf_counter() - start
+        start = perf_counter()
+        emptied = await sessions.thin(session, Retention.parity(), grace=NOW)
+        empty_seconds = perf_counter() - start
+        keyframe = codec.write(codec.State(), await sessions.get_data(session), 1, "data", 1 << 40).frame
+    return {
+        "marked": marked.marked,
+        "seconds": mark_seconds + empty_seconds,
+        "bytes_before": before,
+        "freed_bytes": emptied.freed_bytes,
+        "left_bytes": before - emptied.freed_bytes,
+        "keyframe_bytes": len(keyframe or b""),
+    }
+
+
+async def filled(url: str, count: int) -> None:
+    """So many sessions that ended long ago, written past the manager, or it would take as long as the benchmark."""
+    store = await open_store(url)
+    about = codec.note({"context": {}, "metadata": {}, "labels": {}}, "session")
+    frame = os.urandom(600)
+
+    def group(number: int) -> Group:
+        key = fresh_key()
+        kinds = [Kind.CREATED, *[Kind.CHECKPOINT] * (ENTRIES - 2), Kind.COMPLETED]
+        entries = [
+            Entry(seq, os.urandom(16), kind, kind.label, at=seq, frame=frame if kind is Kind.CHECKPOINT else None)
+            for seq, kind in enumerate(kinds, 1)
+        ]
+        row = Row(
+            key, "default", f"old-{number}", "benchmark", state="completed", created_at=1, heartbeat=1, body=about
+        )
+        return Group(key, None, entries, row)
+
+    for first in range(0, count, AT_ONCE * 4):
+        numbers = range(first, min(count, first + AT_ONCE * 4))
+        parts = [numbers[n : n + AT_ONCE] for n in range(0, len(numbers), AT_ONCE)]
+        await asyncio.gather(*(store.append([group(number) for number in part]) for part in parts))
+    await store.close()
+
+
+class Writers:
+    """So many sessions that save a small checkpoint as fast as they can."""
+
+    def __init__(self, sessions: SessionManager) -> None:
+        self._sessions = sessions
+        self.saved = 0
+
+    async def one(self, number: int) -> None:
+        session = (await self._sessions.create_session("writer", session_id=f"writer-{number}")).session_id
+        for n in range(1 << 60):
+            await self._sessions.checkpoint(session, "turn", {"n": n, "text": "x" * 300})
+            self.saved += 1
+
+    async def rate(self, seconds: float) -> float:
+        saved, start = self.saved, perf_counter()
+        await asyncio.sleep(seconds)
+        return (self.saved - saved) / (perf_counter() - start)
+
+
+async def collected(url: str, writers: int) -> dict[str, float]:
+    """The writers' rate alone, and beside a process that removes, as `saveslot gc` or a keeper does."""
+    async with saveslot.open(url) as sessions:
+        crowd = Writers(sessions)
+        tasks = [asyncio.create_task(crowd.one(number)) for number in range(writers)]
+        await asyncio.sleep(2)
+        before = await crowd.rate(ALONE)
+        removing = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "bench.forgetting", url, "--remove", stdin=PIPE, stdout=PIPE
+        )
+        assert removing.stdin is not None
+        assert removing.stdout is not None
+        await removing.stdout.readline()  # it is ready
+        saved, start = crowd.saved, perf_counter()
+        removing.stdin.write(b"go\n")
+        told = json.loads(await removing.stdout.readline())
+        beside = (crowd.saved - saved) / (perf_counter() - start)
+        await removing.wait()
+        after = await crowd.rate(ALONE)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    share = beside / ((before + after) / 2)
+    return {**told, "rate_before": before, "rate_beside": beside, "rate_after": after, "share": share}
+
+
+async def remove(url: str) -> None:
+    async with saveslot.open(url) as sessions:
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        start = perf_counter()
+        found = await sessions.gc(timedelta(days=1))
+        print(json.dumps({"removed": found.count, "seconds": perf_counter() - start}), flush=True)
+
+
+async def weighed(url: str) -> dict[str, int]:
+    """What the store takes on disk."""
+    async with saveslot.open(url) as sessions:
+        return {"stored_bytes": (await sessions.stats())["stored_bytes"]}
+
+
+@contextmanager
+def _place(chosen: argparse.Namespace) -> Iterator[str]:
+    if chosen.url:
+        yield chosen.url
+    elif chosen.postgres:
+        with Postgres() as server:
+            yield server.url
+    else:  # beside this file: the system's folder for such things may be in memory
+        with TemporaryDirectory(suffix=".tmp", dir=Path(__file__).parent) as folder:
+            yield f"sqlite:///{folder}/forgetting.db"
+
+
+async def main(chosen: argparse.Namespace) -> None:
+    if chosen.remove:
+        await remove(chosen.url)
+        return
+    with _place(chosen) as url:
+        for shape in ("append", "whole"):
+            say({shape: await thinned(url, chosen.checkpoints, whole=shape == "whole")})
+        await filled(url, chosen.sessions)
+        say(await weighed(url))
+        say(await collected(url, chosen.writers))
+        say(await weighed(url))
+
+
+def say(told: dict[str, Any]) -> None:
+    print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url", nargs="?")
+    parser.add_argument("--postgres", action="store_true", help="on a private server")
+    parser.add_argument("--sessions", type=int, default=100_000)
+    parser.add_argument("--checkpoints", type=int, default=10_000)
+    parser.add_argument("--writers", type=int, default=64)
+    parser.add_argument("--remove", action="store_true", help=argparse.SUPPRESS)
+    asyncio.run(main(parser.parse_args()))

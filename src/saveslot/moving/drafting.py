@@ -1,0 +1,134 @@
+"""A foreign session becomes a log: the same one each time, down to its keys and ids, so that it is recognised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+
+from saveslot import codec
+from saveslot.errors import InvalidInput
+from saveslot.lifecycle import SessionState
+from saveslot.log import Entry, Row, micros
+from saveslot.model import AgentSession, Data, Kind, as_data, as_name, as_time
+from saveslot.moving.parcel import Kept
+from saveslot.slot import Draft, beginning, creation
+
+# Verbs of a session in its history, by the names that they go by everywhere.
+LIFECYCLE = {
+    "session_paused": (Kind.PAUSED, SessionState.PAUSED),
+    "session_resumed": (Kind.RESUMED, SessionState.ACTIVE),
+    "session_completed": (Kind.COMPLETED, SessionState.COMPLETED),
+    "session_failed": (Kind.FAILED, SessionState.FAILED),
+    "session_recovered": (Kind.RECOVERED, SessionState.ACTIVE),
+}
+
+
+class Making:
+    """A session in the making. Whatever raises `InvalidInput` has changed nothing: the next entry may go on."""
+
+    def __init__(self, namespace: str, session: AgentSession) -> None:
+        self._namespace = namespace
+        self._session = session
+        self._draft = Draft(b"", beginning(), codec.MAX_STATE)
+        self._state = SessionState.ACTIVE
+
+    @property
+    def seq(self) -> int:
+        return self._draft.at.seq
+
+    def created(self, told: Data | None = None, at: Any = None) -> None:
+        """The first entry, with what the session is about."""
+        session = self._session
+        about = {"context": session.context, "metadata": session.metadata, "labels": session.labels}
+        when = stamp(session.created_at if at is None else at)
+        entry = self._draft.about(about, kind=Kind.CREATED, name="session_created", at=when)
+        note = told or {"agent_type": session.agent_type, "user_id": session.user_id}
+        entry.note = codec.note(as_data(note, "data"), "data")
+
+    def checkpoint(self, name: Any, data: Any, metadata: Any, at: Any, *, seq: int = 0) -> None:
+        """One of the agent's, or a verb by its name; under a number of its own if there is room before it."""
+        name, when, data = as_name(name, "name"), stamp(at), as_data(data, "data")
+        metadata = as_data(metadata, "metadata")
+        skipped = range(self.seq + 1, seq)
+        if name in LIFECYCLE and not metadata:
+            kind, state = LIFECYCLE[name]
+            codec.encode(data, "data")
+            self._skip(skipped)
+            self._draft.lifecycle(kind, name, data, at=when)
+            self._state = state
+        else:
+            if skipped:  # what is refused must be refused before the gap is filled
+                codec.encode(data, "data")
+                self._skip(skipped)
+            self._draft.checkpoint(name, data, metadata or None, at=when, sign=False)
+
+    def _skip(self, seqs: range) -> None:
+        for _ in seqs:
+            self._draft.lifecycle(Kind.SKIPPED, "number_skipped", {}, at=1)
+
+    def append(self, name: str, items: dict[str, Sequence[Any]], at: Any) -> None:
+        when = stamp(at)
+        self._draft.appended(name, {key: list(more) for key, more in items.items()}, None)
+        entry = self._draft.group.entries[-1]
+        entry.at, entry.sign = when, False
+
+    def rest(self, at: Any) -> None:
+        """Nobody works on it until somebody resumes it."""
+        self._draft.lifecycle(Kind.PAUSED, "session_paused", {"previous_state": "active"}, at=stamp(at))
+        self._state = SessionState.PAUSED
+
+    def parcel(self, state: SessionState | None = None, heartbeat: Any = None) -> Kept:
+        """The session as it goes into a store; its state is what its verbs lead to, or as told."""
+        if not self._draft.group.entries:
+            raise InvalidInput("session", "holds nothing that can be taken")
+        heartbeat = self._draft.group.entries[-1].at if heartbeat is None else stamp(heartbeat)
+        return sealed(self._draft, self._session, self._namespace, state or self._state, heartbeat)
+
+
+def sealed(draft: Draft, session: AgentSession, namespace: str, state: SessionState, heartbeat: int) -> Kept:
+    """A draft as a parcel: its key and the ids of its entries follow from what it holds."""
+    created = max(1, micros(session.created_at))
+    seed = sha256("\0".join((namespace, session.session_id, str(created))).encode()).digest()
+    row = Row(
+        _key(created, seed),
+        namespace,
+        session.session_id,
+        session.agent_type,
+        session.user_id,
+        state.value,
+        created,
+        max(1, heartbeat),
+    )
+    draft.group.key = row.key
+    entries = creation(row, draft).entries
+    for entry in entries:
+        seed = _identity(seed, entry)
+        entry.append_id = seed[:16]
+    row.fence = entries[-1].fence
+    return Kept(row, entries)
+
+
+def _key(created: int, seed: bytes) -> bytes:
+    """A UUIDv7 of that time: it sorts among the keys of its day."""
+    tail = bytearray(seed[:10])
+    tail[0] = 0x70 | (tail[0] & 0x0F)
+    tail[2] = 0x80 | (tail[2] & 0x3F)
+    return (created // 1000).to_bytes(6, "big") + bytes(tail)
+
+
+def _identity(before: bytes, entry: Entry) -> bytes:
+    told = f"{int(entry.kind)}\0{entry.name}\0{entry.at}\0".encode()
+    result = b"" if entry.recipe else entry.frame or b""  # a step's; a state is covered by its digest
+    return sha256(before + told + entry.digest + (entry.note or b"") + result).digest()
+
+
+def stamp(at: Any) -> int:
+    """Microseconds of a time as other tools write it: a datetime, ISO text, or seconds since 1970."""
+    if isinstance(at, int | float) and not isinstance(at, bool):
+        try:
+            at = datetime.fromtimestamp(at, UTC)
+        except (OverflowError, OSError, ValueError):
+            raise InvalidInput("timestamp", f"{at!r} is no time") from None
+    return max(1, micros(as_time(at, "timestamp")))

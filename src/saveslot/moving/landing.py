@@ -1,0 +1,176 @@
+"""Bringing parcels into a store: each session is continued where it stands, and whole when it is told as landed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from saveslot.codec.cipher import is_sealed
+from saveslot.errors import Unavailable
+from saveslot.log import Entry, Group, Head, Outcome, Verdict
+from saveslot.moving.chain import Chain
+from saveslot.moving.parcel import Parcel, Problem
+from saveslot.stores import Store
+
+# So many sessions land in one commit.
+TOGETHER = 256
+LANDED = frozenset({Outcome.APPENDED, Outcome.ALREADY})
+REFUSALS = {
+    Outcome.CONFLICT: "another session has this id here; delete that one, or import this one under another id (--as)",
+    Outcome.MISSING: "it was here and was deleted; import it under another id (--as)",
+}
+DIFFERS = "is here already with another history; it was left as it is"
+
+Step = Callable[[int], None]  # told how many more are done
+
+
+@dataclass
+class Report:
+    """What became of everything that a source held."""
+
+    landed: list[str] = field(default_factory=list[str])  # new here, or continued
+    already: int = 0  # were here before, the same
+    entries: int = 0  # written
+    problems: list[Problem] = field(default_factory=list[Problem])
+
+
+class Landing:
+    """With `verify` every entry is read back and compared, and its digests are followed on the way."""
+
+    def __init__(self, store: Store, report: Report, *, verify: bool = False, step: Step | None = None) -> None:
+        self.report = report
+        self._store = store
+        self._verify = verify
+        self._step: Step = step or _unseen
+
+    async def take(self, found: AsyncIterable[Parcel | Problem]) -> None:
+        """Land all that a source yields. Interrupted, it can be run again: what is here is not written twice."""
+        batch: list[Parcel] = []
+        landing: asyncio.Task[None] | None = None  # one batch lands while the next is made
+        try:
+            async for item in found:
+                if isinstance(item, Problem):
+                    self.report.problems.append(item)
+                    continue
+                batch.append(item)
+                if len(batch) == TOGETHER:
+                    if landing is not None:
+                        await landing
+                    landing = asyncio.create_task(self._land(batch))
+                    batch = []
+                await asyncio.sleep(0)
+        finally:
+            if landing is not None:
+                await landing
+        if batch:
+            await self._land(batch)
+
+    async def _land(self, batch: list[Parcel]) -> None:
+        heads = await self._store.heads([parcel.row.key for parcel in batch])
+        begun = await asyncio.gather(*map(self._begun, batch, heads))
+        going = [trip for trip in begun if trip is not None]
+        groups = [trip.group() for trip in going]
+        verdicts = await self._store.append(groups) if groups else []
+        for trip, first, verdict in zip(going, groups, verdicts, strict=True):
+            group, outcome = first, await self._told(first, verdict)
+            while outcome in LANDED and await self._landed(trip, group) and await trip.advance():
+                group = trip.group()
+                outcome = (await self._store.append([group]))[0].outcome
+            if outcome not in LANDED:
+                self._refused(trip.parcel, REFUSALS.get(outcome, DIFFERS))
+            elif trip.done:
+                self.report.landed.append(trip.parcel.row.session_id)
+        self._step(len(batch))
+
+    async def _begun(self, parcel: Parcel, head: Head | None) -> _Trip | None:
+        """Its first part; None when there is nothing to do, or nothing that may be done."""
+        behind = 0 if head is None else head.last.seq
+        if head is not None:
+            mine = behind <= parcel.last and await parcel.append_id(behind) == head.last.append_id
+            if not mine or (head.row.namespace, head.row.session_id) != (parcel.row.namespace, parcel.row.session_id):
+                return self._refused(parcel, DIFFERS)
+            if behind == parcel.last:
+                self.report.already += 1
+                return None
+        trip = _Trip(parcel, behind, None if head is None else head.last.append_id)
+        return trip if await trip.advance() else None
+
+    async def _told(self, group: Group, verdict: Verdict) -> Outcome:
+        """The verdict; one that landed before and cannot be seen was deleted since."""
+        if group.create is not None and verdict.outcome is Outcome.ALREADY:
+            [head] = await self._store.heads([group.key])
+            return Outcome.ALREADY if head is not None else Outcome.MISSING
+        return verdict.outcome
+
+    async def _landed(self, trip: _Trip, group: Group) -> bool:
+        """Count what landed; with `verify`, see that it did, as it was."""
+        self.report.entries += len(group.entries)
+        if not self._verify:
+            return True
+        for entry in group.entries:
+            if (damage := trip.chain.damage(entry)) is not None:
+                where = f"checkpoint {trip.parcel.row.session_id}:{entry.seq}"
+                self.report.problems.append(Problem(where, f"{damage} in the source; copied as it is"))
+        first, last = group.entries[0].seq, group.entries[-1].seq
+        found = await self._store.entries(group.key, [(first, last)])
+        if list(map(_essence, found)) == list(map(_essence, group.entries)):
+            return True
+        trip.done = False
+        head = (await self._store.heads([group.key]))[0]
+        reason = "what was read back is not what was written" if head is not None else REFUSALS[Outcome.MISSING]
+        self._refused(trip.parcel, reason)
+        return False
+
+    def _refused(self, parcel: Parcel, reason: str) -> None:
+        self.report.problems.append(Problem(f"session {parcel.row.session_id}", reason))
+
+
+def _unseen(_: int) -> None:
+    """Nobody looks."""
+
+
+class _Trip:
+    """A parcel under way: the part at hand, and what it stands behind."""
+
+    def __init__(self, parcel: Parcel, behind: int, prev: bytes | None) -> None:
+        self.parcel = parcel
+        self.chain = Chain(sealed=is_sealed(parcel.row.body))
+        self.done = False
+        self._behind, self._prev = behind, prev
+        self._parts: AsyncIterator[list[Entry]] = parcel.parts(behind)
+        self._part: list[Entry] = []
+
+    async def advance(self) -> bool:
+        """The next part, if there is one."""
+        if self.done:
+            return False
+        if self._part:
+            self._behind, self._prev = self._part[-1].seq, self._part[-1].append_id
+        part = await anext(self._parts, None)
+        if not part or part[0].seq != self._behind + 1:
+            raise Unavailable(
+                f"session {self.parcel.row.session_id} was removed from its source meanwhile; run it again"
+            )
+        self._part = part
+        self.done = part[-1].seq == self.parcel.last
+        return True
+
+    def group(self) -> Group:
+        """Until its last part has landed a session is paused here: nobody takes up what is not whole."""
+        row, entries = self.parcel.row, self._part
+        if self._prev is None:
+            state = row.state if self.done else "paused"
+            made = msgspec.structs.replace(row, state=state, fence=entries[-1].fence, labels=dict(row.labels))
+            return Group(row.key, None, entries, create=made)
+        group = Group(row.key, self._prev, entries)
+        if self.done:
+            group.state, group.body, group.labels = row.state, row.body, dict(row.labels)
+        return group
+
+
+def _essence(entry: Entry) -> Entry:
+    """What a copy must have in common with the original: all but signs of life, and who holds it."""
+    return msgspec.structs.replace(entry, alive=0, lease=None, sign=False, size=0)

@@ -1,0 +1,196 @@
+"""Another program's tables on PostgreSQL, as of one moment, only read: `agent_sessions`, and LangGraph's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+from urllib.parse import parse_qsl, urlsplit
+
+import asyncpg
+
+from saveslot.errors import InvalidInput, Unavailable
+from saveslot.model import Data
+from saveslot.moving import records
+from saveslot.moving.langgraph import CHECKPOINTS, WRITES, Found, Thread, Write, value
+from saveslot.moving.parcel import Kept, Problem
+from saveslot.moving.records import REFUSED
+from saveslot.moving.valkey_source import Hot
+from saveslot.stores import shown
+from saveslot.stores.postgres_server import taken_apart
+from saveslot.transfer import read_json
+
+Columns = dict[str, dict[str, str]]  # of each table, with their types
+# Rows read at a time.
+PAGE = 500
+BLOBS = {"thread_id", "checkpoint_ns", "channel", "version", "type", "blob"}
+THREADS = "select distinct thread_id, checkpoint_ns from checkpoints"
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncGenerator[tuple[Any, Columns]]:
+    """A connection that cannot write, and the tables of its schema (`?schema=…`, else public)."""
+    schema, dsn, cache = taken_apart(url)
+    schema = schema if "schema" in dict(parse_qsl(urlsplit(url).query)) else "public"
+    told = {"search_path": schema, "default_transaction_read_only": "on"}
+    try:
+        connect = cast("Any", asyncpg.connect)
+        connection = await connect(dsn, statement_cache_size=cache, server_settings=told)
+        try:
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                yield connection, await _columns(connection, schema)
+        finally:
+            await connection.close()
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:
+        raise Unavailable(f"{shown(url)} cannot be read ({exc})") from exc
+
+
+async def _columns(connection: Any, schema: str) -> Columns:
+    sql = "select table_name, column_name, data_type from information_schema.columns where table_schema = $1"
+    found: Columns = {}
+    for table, column, kind in await connection.fetch(sql, schema):
+        found.setdefault(table, {})[column] = kind
+    return found
+
+
+def holds(columns: Columns) -> list[str]:
+    """Which of the known formats are there."""
+    found: list[str] = []
+    if columns.get("agent_sessions", {}).keys() >= {"id", "state", "created_at"}:
+        found.append("agent_sessions")
+    if columns.get("checkpoints", {}).keys() >= {"thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint"}:
+        found.append("langgraph")
+    return found
+
+
+async def count(connection: Any, what: str) -> int:
+    sql = "select count(*) from agent_sessions" if what == "agent_sessions" else f"select count(*) from ({THREADS}) t"  # noqa: S608
+    return int(await connection.fetchval(sql))
+
+
+def _unknown(columns: Columns, table: str, known: set[str] | frozenset[str]) -> list[Problem]:
+    found = sorted(columns.get(table, {}).keys() - known)
+    return [Problem(f"column {table}.{name}", "is not known; it was left out") for name in found]
+
+
+# agent_sessions
+
+
+async def sessions(connection: Any, columns: Columns, namespace: str, hot: Hot | None) -> AsyncIterator[Kept | Problem]:
+    """Each row, with what Valkey knows better; then what only Valkey has."""
+    there = columns["agent_sessions"]
+    for problem in _unknown(columns, "agent_sessions", records.KNOWN):
+        yield problem
+    told = [
+        f'{name}::text as "{name}"' if name in {"id", "user_id"} else f'"{name}"'
+        for name in there
+        if name in records.KNOWN
+    ]
+    cursor = await connection.cursor(f"select {', '.join(told)} from agent_sessions order by created_at, id")  # noqa: S608
+    while rows := await cursor.fetch(PAGE):
+        page: list[Data] = [dict(row) for row in rows]
+        if hot is not None:
+            page = await hot.newest(page)
+        for record in page:
+            if not records.deleted(record):
+                for item in records.session(record, namespace):
+                    yield item
+    if hot is not None:
+        async for item in _only_hot(connection, hot, namespace):
+            yield item
+
+
+async def _only_hot(connection: Any, hot: Hot, namespace: str) -> AsyncIterator[Kept | Problem]:
+    async for page in hot.pages():
+        sql = "select id::text from agent_sessions where id::text = any($1)"
+        known = {row[0] for row in await connection.fetch(sql, list(page))}
+        for session_id, found in page.items():
+            if isinstance(found, Problem):
+                yield found
+            elif session_id not in known and not records.deleted(found):
+                for item in records.session(found, namespace):
+                    yield item
+
+
+# LangGraph
+
+
+async def threads(connection: Any, columns: Columns, namespace: str) -> AsyncIterator[Kept | Problem]:
+    for table, known in (
+        ("checkpoints", CHECKPOINTS),
+        ("checkpoint_writes", WRITES | {"blob"}),
+        ("checkpoint_blobs", BLOBS),
+    ):
+        for problem in _unknown(columns, table, known):
+            yield problem
+        if table not in columns:
+            yield Problem(f"table {table}", "is missing; the checkpoints are taken without what it held")
+    sql = """
+        select checkpoint_id, parent_checkpoint_id, checkpoint::text, metadata::text from checkpoints
+        where thread_id = $1 and checkpoint_ns = $2 order by checkpoint_id"""
+    for thread_id, part in await connection.fetch(f"{THREADS} order by 1, 2"):
+        thread = Thread(thread_id, part, namespace)
+        blobs = _Blobs(connection, (thread_id, part), there="checkpoint_blobs" in columns)
+        cursor = await connection.cursor(sql, thread_id, part)
+        while rows := await cursor.fetch(PAGE):
+            for checkpoint_id, parent, checkpoint, metadata in rows:
+                try:
+                    opaque: list[str] = []
+                    told = read_json(checkpoint)
+                    told["channel_values"] = await blobs.values(told, opaque)
+                    key = (thread_id, part, checkpoint_id)
+                    writes = await _writes(connection, key, opaque) if "checkpoint_writes" in columns else []
+                    found = Found(checkpoint_id, parent, told, read_json(metadata), writes, opaque)
+                except (*REFUSED, TypeError, AttributeError) as exc:
+                    yield Problem(f"{thread.name}, checkpoint {checkpoint_id}", str(exc))
+                    continue
+                for problem in thread.take(found):
+                    yield problem
+        for item in thread.parcels():
+            yield item
+
+
+class _Blobs:
+    """The values of a thread's channels by version; a checkpoint reads those that the one before it did not have."""
+
+    def __init__(self, connection: Any, key: tuple[str, str], *, there: bool) -> None:
+        self._connection = connection
+        self._key = key
+        self._there = there
+        self._known: dict[tuple[str, str], tuple[str, Any]] = {}
+
+    async def values(self, checkpoint: Data, opaque: list[str]) -> Data:
+        versions = cast("Data", checkpoint.get("channel_versions") or {})
+        wanted = {(channel, str(version)) for channel, version in versions.items()}
+        self._known = {pair: blob for pair, blob in self._known.items() if pair in wanted}
+        missing = sorted(wanted - self._known.keys())
+        if missing and self._there:
+            sql = """
+                select channel, version, b.type, b.blob from checkpoint_blobs b
+                join unnest($3::text[], $4::text[]) as w (channel, version) using (channel, version)
+                where thread_id = $1 and checkpoint_ns = $2"""
+            names, numbers = [name for name, _ in missing], [number for _, number in missing]
+            for channel, version, kind, data in await self._connection.fetch(sql, *self._key, names, numbers):
+                self._known[channel, version] = (kind, data)
+        found: Data = dict(cast("Data", checkpoint.get("channel_values") or {}))
+        for (channel, _), (kind, data) in sorted(self._known.items()):
+            if kind != "empty":
+                found[channel] = value(kind, data, opaque, f"channel {channel}")
+        return found
+
+
+async def _writes(connection: Any, key: tuple[str, str, str], opaque: list[str]) -> list[Write]:
+    sql = """
+        select task_id, channel, type, blob from checkpoint_writes
+        where thread_id = $1 and checkpoint_ns = $2 and checkpoint_id = $3 order by task_id, idx"""
+    rows = await connection.fetch(sql, *key)
+    return [
+        Write(task, channel, value(kind, data, opaque, f"write to {channel}")) for task, channel, kind, data in rows
+    ]
+
+
+def refuse(url: str, columns: Columns) -> InvalidInput:
+    told = f"holds {', '.join(sorted(columns))}" if columns else "is empty"
+    return InvalidInput(
+        shown(url), f"no tables of a known format are there (the schema {told}); add ?schema=… to the URL"
+    )

@@ -1,0 +1,395 @@
+"""CheckpointStore: one readable file per session, whole or as it was, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, strategies as st
+
+import saveslot
+from saveslot import CheckpointStore, InvalidInput, TooLarge, Unavailable
+from saveslot.files import folder
+from saveslot.files.folder import file_name, session_of
+
+WRITER = Path(__file__).with_name("writer.py")
+
+
+@pytest.fixture
+def store(tmp_path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints")
+
+
+def test_write_and_read(store):
+    """The dict comes back with `updated`, an aware time; the caller's own dict stays as it was."""
+    data = {"task": "parse", "status": "in_progress", "progress": [{"step": 1}], "größe": "ä\nb"}
+    store.write("s-1", data)
+    assert "updated" not in data
+    found = store.read("s-1")
+    assert {**data, "updated": found["updated"]} == found
+    assert list(found) == [*data, "updated"]
+    assert datetime.fromisoformat(found["updated"]).utcoffset() == timedelta(0)
+    assert yaml.safe_load((store.checkpoints_dir / "s-1.yaml").read_text()) == found
+    store.write("s-1", {"updated": "long ago", "task": "other"})
+    assert store.read("s-1")["task"] == "other"
+    assert datetime.fromisoformat(store.read("s-1")["updated"])
+    store.delete("s-1")
+    store.delete("s-1")
+    assert store.read("s-1") is None
+    assert store.list_sessions() == []
+
+
+def test_only_the_owner_may_look(store):
+    """The folder is 0700, its files 0600, whatever the umask."""
+    before = os.umask(0)
+    try:
+        store = CheckpointStore(store.checkpoints_dir.parent / "a" / "b")
+        store.write("s", {})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(store.checkpoints_dir.stat().st_mode) == 0o700
+    for path in store.checkpoints_dir.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+HOSTILE = [
+    *("../../etc/passwd", "/etc/passwd", "..", ".", ".hidden", "a/b", "a\\b", "%2e%2e", "-rf", "con", "NUL.txt", "a~b"),
+    *(
+        "лекция 1",
+        "é",
+        "e\u0301",
+        "mail:anna@example.org",
+        "a" * 200,
+        "漢" * 200,
+        "'; rm -rf ~",
+        "*",
+        "x.yaml",
+        " x ",
+        "🎓",
+    ),
+]
+
+
+def test_hostile_ids_stay_in_the_folder(store):
+    """Each has a file of its own inside the folder, and is listed under its own name."""
+    for session_id in HOSTILE:
+        store.write(session_id, {"mine": session_id})
+    assert store.list_sessions() == sorted(HOSTILE)
+    for session_id in HOSTILE:
+        assert store.read(session_id)["mine"] == session_id
+    files = [path for path in store.checkpoints_dir.parent.rglob("*") if path.is_file()]
+    assert {path.parent for path in files} == {store.checkpoints_dir}
+    for session_id in HOSTILE:
+        store.delete(session_id)
+    assert store.list_sessions() == []
+
+
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=200))
+def test_a_name_is_safe_and_tells_its_session(session_id):
+    name = file_name(session_id)
+    assert "/" not in name
+    assert name[0] not in ".-"
+    assert len(name.encode()) < 255
+    assert session_of(name) in {session_id, None}
+    assert session_of(name) == session_id or "~" in name
+
+
+@pytest.mark.parametrize("session_id", ["", "a\0b", "a\nb", "\ud800", "a" * 201, None, 7])
+def test_ids_that_cannot_be(store, session_id):
+    for verb in (lambda: store.write(session_id, {}), lambda: store.read(session_id), lambda: store.delete(session_id)):
+        with pytest.raises(InvalidInput):
+            verb()
+
+
+def test_what_cannot_be_held_leaves_the_version_before(store):
+    """A bad value or too much of it raises, and changes nothing."""
+    store.write("s", {"n": 1})
+    for bad in ({"a": {1, 2}}, {"a": object()}, ["no", "dict"]):
+        with pytest.raises(InvalidInput):
+            store.write("s", bad)
+    with pytest.raises(TooLarge):
+        store.write("s", {"a": "x" * (11 << 20)})
+    assert store.read("s")["n"] == 1
+
+
+# Damage
+
+
+@pytest.mark.parametrize(
+    "text", [b"a: [1", b"\xff\xfe\x00binary\x00", b"", b"a: &x 1\nb: *x\n", b"- list\n", b"a:\n\tb: 1\n"]
+)
+def test_what_cannot_be_read_is_set_aside_and_told(store, text, caplog):
+    """None is read, the file lies in quarantine/ as it was, and two of a name do not meet there."""
+    for n in range(2):
+        (store.checkpoints_dir / "s.yaml").write_bytes(text)
+        assert store.read("s") is None
+        assert len(store.quarantined) == n + 1
+        assert store.quarantined[n].path.read_bytes() == text
+    assert store.quarantined[0].path != store.quarantined[1].path
+    assert "session s" in caplog.text
+    assert store.list_sessions() == []
+    store.write("s", {"n": 2})
+    assert store.read("s")["n"] == 2
+
+
+def test_a_file_that_is_too_large_is_not_read(store):
+    with (store.checkpoints_dir / "s.yaml").open("wb") as file:
+        file.truncate(1 << 40)
+    assert store.read("s") is None
+    assert store.quarantined[0].path.stat().st_size == 1 << 40
+
+
+def test_symbolic_links_are_refused(store, tmp_path):
+    """Nobody reads, writes or deletes through one, and it is not listed."""
+    target = tmp_path / "target.yaml"
+    target.write_text("secret: 1\n")
+    link = store.checkpoints_dir / "s.yaml"
+    link.symlink_to(target)
+    for verb in (lambda: store.read("s"), lambda: store.write("s", {}), lambda: store.delete("s")):
+        with pytest.raises(InvalidInput, match="symbolic link"):
+            verb()
+    assert store.list_sessions() == []
+    assert store.garbage_collect(0) == []
+    assert link.is_symlink()
+    assert target.read_text() == "secret: 1\n"
+    (store.checkpoints_dir / ".new").symlink_to(target)
+    store.write("other", {"n": 1})
+    assert target.read_text() == "secret: 1\n"
+
+
+def test_pipes_and_folders_do_not_hold_a_reader(store):
+    os.mkfifo(store.checkpoints_dir / "pipe.yaml")
+    (store.checkpoints_dir / "folder.yaml").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(InvalidInput):
+            store.read(name)
+        with pytest.raises(InvalidInput):
+            store.write(name, {})
+    assert store.list_sessions() == []
+
+
+def test_a_folder_that_refuses_is_an_error_not_an_empty_store(store, monkeypatch):
+    """Whoever may not look is told so; only a missing file reads as None."""
+    store.write("s", {"n": 1})
+
+    def refused(*args, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(folder.os, "open", refused)
+    for verb in (lambda: store.read("s"), lambda: store.write("s", {}), store.list_sessions, store.garbage_collect):
+        with pytest.raises(Unavailable, match="Permission denied"):
+            verb()
+
+
+def test_a_folder_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises((InvalidInput, Unavailable), match="file"):
+        CheckpointStore(tmp_path / "file" / "under")
+    with pytest.raises(InvalidInput, match="no folder"):
+        CheckpointStore(tmp_path / "file")
+
+
+def test_a_folder_that_went_away_is_made_anew(store):
+    store.write("s", {})
+    for path in store.checkpoints_dir.iterdir():
+        path.unlink()
+    store.checkpoints_dir.rmdir()
+    assert store.read("s") is None
+    assert store.list_sessions() == store.garbage_collect() == []
+    store.delete("s")
+    store.write("s", {"n": 1})
+    assert store.read("s")["n"] == 1
+
+
+# Garbage
+
+
+def ago(**span: float) -> str:
+    return (datetime.now(UTC) - timedelta(**span)).isoformat()
+
+
+def test_garbage_goes_by_age_and_status(store):
+    """Older than 7 days, or completed and older than 1; what is unfinished and tells no time stays."""
+    naive = (datetime.now().astimezone() - timedelta(days=8)).replace(tzinfo=None)
+    documents = {
+        "old": {"updated": ago(days=8)},
+        "old-naive": {"updated": naive.isoformat()},
+        "old-zoned": {"updated": (datetime.now(UTC) - timedelta(days=8)).isoformat().replace("+00:00", "Z")},
+        "young": {"updated": ago(days=6)},
+        "young-done": {"updated": ago(hours=23), "status": "completed"},
+        "old-done": {"updated": ago(hours=25), "status": "completed"},
+        "old-inside": {"updated": ago(hours=1), "inner": {"updated": ago(days=30), "status": "completed"}},
+        "timeless": {"status": "in_progress"},
+        "nonsense": {"updated": "yesterday"},
+        "number": {"updated": 5},
+        "timeless-done": {"status": "completed"},
+        "timeless-done-young": {"status": "completed"},
+    }
+    for session_id, document in documents.items():
+        (store.checkpoints_dir / f"{session_id}.yaml").write_text(yaml.safe_dump(document))
+    os.utime(store.checkpoints_dir / "timeless-done.yaml", (0, 0))
+    broken = store.checkpoints_dir / "broken.yaml"
+    broken.write_text("updated: 2001-01-01\na: [")
+    gone = ["old", "old-done", "old-naive", "old-zoned", "timeless-done"]
+    assert store.garbage_collect() == gone
+    assert store.list_sessions() == sorted(documents.keys() - set(gone))
+    assert [item.session_id for item in store.quarantined] == ["broken"]
+    assert store.garbage_collect() == []
+    assert store.garbage_collect(max_age_days=0) == ["old-inside", "timeless-done-young", "young", "young-done"]
+
+
+def test_what_was_written_meanwhile_is_no_garbage(store, monkeypatch):
+    """A session that is saved between being found old and being removed stays."""
+    (store.checkpoints_dir / "s.yaml").write_text(f"updated: '{ago(days=9)}'\n")
+    locked = folder.Folder.locked
+
+    def late(self, **options):
+        monkeypatch.undo()
+        store.write("s", {"n": 2})
+        return locked(self, **options)
+
+    monkeypatch.setattr(folder.Folder, "locked", late)
+    assert store.garbage_collect() == []
+    assert store.read("s")["n"] == 2
+
+
+# Going on
+
+
+def test_the_nearest_unfinished_ancestor(store):
+    """The session's own, else up the chain, five hops; never a stranger's."""
+    store.write("stranger", {"status": "in_progress"})
+    store.write("s0", {"status": "in_progress", "task": "root"})
+    for n in range(1, 7):
+        store.write(f"s{n}", {"status": "completed", "parent_session_id": f"s{n - 1}"})
+    assert store.find_unfinished("s5")[0] == "s0"
+    assert store.find_unfinished("s6") is None
+    store.write("s3", {"status": "in_progress", "parent_session_id": "s2"})
+    assert store.find_unfinished("s6")[0] == "s3"
+    assert store.find_unfinished("unknown") is None
+    for parent in ("loop", "gone", "../stranger", 7, None, ""):
+        store.write("loop", {"status": "completed", "parent_session_id": parent})
+        assert store.find_unfinished("loop") is None
+
+
+def test_a_summary_fits_a_prompt(store):
+    """Task, status, what blocks and the newest steps, in at most 4,000 characters, whatever the document holds."""
+    steps = [{"step": f"step {n}", "status": "done", "result": "fine " * 40} for n in range(500)]
+    store.write("s", {
+        "task": "Write the parser", "status": "in_progress", "progress": steps, "blocked": ["no key"],
+        "decisions": ["use a state machine"], "state": {"branch": "main", "todo": ["test", "ship"]},
+    })  # fmt: skip
+    told = store.summary("s")
+    assert len(told) <= 4000
+    for part in (
+        "Write the parser",
+        "in_progress",
+        "no key",
+        "state machine",
+        "branch: main",
+        "step 499",
+        "earlier steps",
+    ):
+        assert part in told
+    assert "step 3;" not in told
+    store.write(
+        "s", {"task": "x" * 9000, "blocked": ["y" * 900] * 90, "decisions": {"a": [1] * 5000}, "progress": "odd"}
+    )
+    assert len(store.summary("s")) <= 4000
+    assert len(store.summary("s", 100)) == 100
+    assert store.summary("unknown") == ""
+
+
+# Several writers, and death
+
+
+def test_writers_do_not_mix(store):
+    """Threads and stores at once: each file is one writer's whole document."""
+    others = [CheckpointStore(store.checkpoints_dir) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: others[n % 4].write("s", {"n": n, "text": f"{n} " * 5000}), range(40)))
+    found = store.read("s")
+    assert found["text"] == f"{found['n']} " * 5000
+    assert sorted(path.name for path in store.checkpoints_dir.iterdir()) == [".lock", "s.yaml"]
+
+
+def run_writer(*argv: object) -> tuple[int, str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(saveslot.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, str(WRITER), *map(str, argv)], capture_output=True, text=True, env=environment, check=False
+    )
+    assert not done.stderr, done.stderr
+    return done.returncode, done.stdout
+
+
+def calls(store) -> list[str]:
+    """What a write asks of the system, in its order."""
+    code, out = run_writer(store.checkpoints_dir, "kill", 0)
+    assert code == 0
+    return out.split()[1:]
+
+
+def test_a_new_version_is_durable_before_it_takes_the_name(store):
+    """Written, synced, renamed, and the folder synced: in this order."""
+    order = [call for call in calls(store) if call in {"write", "fsync", "rename"}]
+    assert order == ["write", "fsync", "rename", "fsync"]
+
+
+@pytest.mark.faults
+def test_a_kill_at_any_point_leaves_the_old_document_or_the_new(store):
+    """Never neither, never a part of one; and the next writer goes on as if nothing had been."""
+    points = calls(store)
+    seen: set[str] = set()
+    for place in range(1, len(points) + 1):
+        store.write("s", {"version": "old", "place": place})
+        code, _ = run_writer(store.checkpoints_dir, "kill", place)
+        assert code == -signal.SIGKILL
+        found = store.read("s")
+        assert (found["version"], found.get("place")) == ("old", place) or found["text"] == "word " * 2000
+        assert (found["version"] == "new") == ("rename" in points[: place - 1])
+        assert store.quarantined == []
+        assert store.list_sessions() == ["s"]
+        seen.add(found["version"])
+    assert seen == {"old", "new"}
+
+
+@pytest.mark.faults
+def test_a_full_disk_at_any_point_leaves_the_version_before(store):
+    """The writer is told, and what was there is there."""
+    points = calls(store)
+    for place, call in enumerate(points, 1):
+        store.write("s", {"version": "old"})
+        code, out = run_writer(store.checkpoints_dir, "full", place)
+        assert code == 0
+        if call in {"write", "fsync", "open", "rename"}:
+            assert "disk is full" in out
+            if "rename" not in points[: place - 1]:
+                assert store.read("s")["version"] == "old"
+    store.write("s", {"version": "newest"})
+    assert store.read("s")["version"] == "newest"
+
+
+def test_it_works_in_an_event_loop(store):
+    """Nothing here needs a loop or minds one."""
+
+    async def agent() -> None:
+        await asyncio.to_thread(store.write, "s", {"n": 1})
+
+    asyncio.run(agent())
+    assert store.read("s")["n"] == 1
+
+
+def test_the_default_folder_is_the_users(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    CheckpointStore().write("s", {})
+    assert [path.name for path in tmp_path.rglob("*.yaml")] == ["s.yaml"]

@@ -1,0 +1,455 @@
+"""Moving in from elsewhere: everything that can be taken is, what cannot is named, and the source stays as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import time
+from datetime import UTC, datetime
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from uuid import UUID
+
+import asyncpg
+import pytest
+import valkey.asyncio
+
+from saveslot import CheckpointManager, CheckpointStore, InvalidInput, SessionManager, Unavailable
+from saveslot.moving import langgraph
+from saveslot.moving.landing import Landing, Report
+from saveslot.moving.sources import Ask, opened
+from saveslot.stack import Valkey
+from saveslot.stores import Store, open_store
+
+
+@pytest.fixture
+async def store(fresh) -> Store:
+    return await fresh("memory")
+
+
+@pytest.fixture
+def sessions(store) -> SessionManager:
+    return SessionManager(store=store)
+
+
+async def bring(store: Store, source: object, **ask) -> Report:
+    report = Report()
+    async with opened(str(source), Ask("default", **ask)) as found:
+        for one in found:
+            await Landing(store, report).take(one.found)
+    return report
+
+
+async def twice(store: Store, source: object, **ask) -> Report:
+    """An import, and proof that a second one adds nothing."""
+    report = await bring(store, source, **ask)
+    again = await bring(store, source, **ask)
+    assert (again.landed, again.entries, again.problems) == ([], 0, report.problems)
+    assert again.already == len(report.landed)
+    return report
+
+
+def digests(path: Path) -> dict[str, str]:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def named(report: Report) -> list[str]:
+    return [problem.what for problem in report.problems]
+
+
+# LangGraph
+
+
+async def check_threads(store: Store, sessions: SessionManager, report: Report) -> None:
+    assert sorted(report.landed) == ["ended", "ended/inner", "waiting"]
+    assert report.problems == []
+    history = [item for item in await sessions.history("ended") if item.metadata]
+    assert [item.name for item in history] == ["input", "loop", "loop", "loop"]
+    assert [item.metadata["langgraph"]["step"] for item in history] == [-1, 0, 1, 2]
+    for before, after in pairwise(history):
+        assert after.metadata["parent_checkpoint_id"] == before.metadata["checkpoint_id"]
+    last = history[-1].data["channel_values"]
+    assert [message["content"] for message in last["messages"]] == ["What is 1/2 + 1/3?", "It is 5/6."]
+    assert last["messages"][0]["$class"] == "langchain_core.messages.human.HumanMessage"
+    assert last["odd"] == {
+        "when": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+        "id": UUID(int=7),
+        "price": {"$class": "decimal.Decimal", "args": "1.50"},
+        "tags": {"$class": "builtins.set", "args": ["a"]},
+        "numbers": {"$pairs": [[1, "one"]]},
+        "raw": b"\x00\xff",
+        "path": {"$class": "pathlib.PosixPath", "args": ["a", "b"]},
+    }
+    waiting = await sessions.get_checkpoint("waiting")
+    assert waiting.data["channel_values"]["steps"] == ["ask"]
+    assert [write[1] for write in (await sessions.history("waiting"))[-2].data["writes"]]
+    session = await sessions.get_session("ended/inner")
+    assert (session.state, session.agent_type) == ("paused", "langgraph")
+    assert session.metadata == {"thread_id": "ended", "checkpoint_ns": "inner"}
+
+
+async def test_langgraph_in_sqlite(store, sessions, foreign):
+    """Threads become sessions, subgraphs their own; ids, parents, values and pending writes come along."""
+    before = digests(foreign)
+    await check_threads(store, sessions, await twice(store, foreign / "langgraph.sqlite"))
+    assert digests(foreign) == before
+
+
+async def test_langgraph_on_postgresql(store, sessions, foreign, server):
+    """The same from the tables of the other saver."""
+    connection = await asyncpg.connect(server.url)
+    await connection.execute("create schema langgraph; set search_path to langgraph")
+    await connection.execute((foreign / "langgraph.sql").read_text())
+    await check_threads(store, sessions, await twice(store, f"{server.url}&schema=langgraph"))
+    await connection.execute("drop table checkpoint_writes; alter table checkpoints add column mood text")
+    report = await bring(store, f"{server.url}&schema=langgraph")
+    assert named(report)[:2] == ["column checkpoints.mood", "table checkpoint_writes"]
+    await connection.execute("drop schema langgraph cascade")
+    await connection.close()
+
+
+async def test_a_thread_that_grew_is_continued(store, sessions, foreign, tmp_path):
+    """Import once, go on over there, import again: only what is new is added."""
+    path = tmp_path / "grown.sqlite"
+    shutil.copy(foreign / "langgraph.sqlite", path)
+    connection = sqlite3.connect(path)
+    newest = connection.execute(
+        "select max(checkpoint_id) from checkpoints where thread_id = 'ended' and checkpoint_ns = ''"
+    )
+    [(newest,)] = newest.fetchall()
+    connection.execute("create temp table kept as select * from checkpoints where checkpoint_id = ?", (newest,))
+    connection.execute("delete from checkpoints where checkpoint_id = ?", (newest,))
+    connection.commit()
+    assert len((await bring(store, path)).landed) == 3
+    connection.execute("insert into checkpoints select * from kept")
+    connection.commit()
+    connection.close()
+    report = await bring(store, path)
+    assert (report.landed, report.entries, report.already, report.problems) == (["ended"], 1, 2, [])
+    assert (await sessions.get_checkpoint("ended")).metadata["checkpoint_id"] == newest
+
+
+def test_no_class_is_ever_revived():
+    """Whatever a value names, it stays data; what nobody knows stays bytes."""
+    call = b"\x93\xa2os\xa6system\xa4true"  # ("os", "system", "true")
+    ext = b"\xc7" + bytes([len(call), 0]) + call
+    opaque: list[str] = []
+    assert langgraph.value("msgpack", ext, opaque, "x") == {"$class": "os.system", "args": "true"}
+    assert langgraph.value("msgpack", b"\xd4\x2a\x01", opaque, "x") == {"$ext": 42, "bytes": b"\x01"}
+    assert langgraph.value("msgpack", b"\xd4\x00\xc1", opaque, "x") == {"$ext": 0, "bytes": b"\xc1"}
+    assert langgraph.value("json", b'{"lc": 1, "id": ["os", "system"]}', opaque, "x") == {
+        "lc": 1,
+        "id": ["os", "system"],
+    }
+    assert opaque == []
+    assert langgraph.value("pickle", b"cos\nsystem\n(S'true'\ntR.", opaque, "x") == {
+        "$pickle": b"cos\nsystem\n(S'true'\ntR."
+    }
+    assert opaque == ["x (pickle)"]
+    for bad in (b"\xc1", b"\x91" * 5000 + b"\x01", b"\xdf\xff\xff\xff\xff", b""):
+        with pytest.raises(InvalidInput):
+            langgraph.value("msgpack", bad, opaque, "x")
+
+
+async def test_bad_rows_are_named_and_the_rest_comes_in(store, sessions, foreign, tmp_path):
+    """Truncated, pickled and impossible checkpoints, unknown columns, a missing table."""
+    path = tmp_path / "bad.sqlite"
+    shutil.copy(foreign / "langgraph.sqlite", path)
+    connection = sqlite3.connect(path)
+    ids = connection.execute(
+        "select checkpoint_id from checkpoints where thread_id = 'ended' and checkpoint_ns = '' order by 1"
+    )
+    first, second, third, _ = [row[0] for row in ids]
+    connection.execute(
+        "update checkpoints set checkpoint = substr(checkpoint, 1, 40) where checkpoint_id = ?", (first,)
+    )
+    connection.execute("update checkpoints set type = 'pickle' where checkpoint_id = ?", (second,))
+    connection.execute("update checkpoints set metadata = '{\"a\": NaN}' where checkpoint_id = ?", (third,))
+    connection.execute("insert into checkpoints values (?, '', 'x', null, 'msgpack', x'80', '{}')", ("t" * 300,))
+    connection.execute("alter table checkpoints add column mood")
+    connection.execute("drop table writes")
+    connection.commit()
+    connection.close()
+    report = await twice(store, path)
+    assert named(report) == [
+        "column checkpoints.mood",
+        "table writes",
+        f"thread ended, checkpoint {first}",
+        f"thread ended, checkpoint {second}",
+        f"thread ended, checkpoint {second}",
+        f"thread ended, checkpoint {third}",
+        f"thread {'t' * 300}, checkpoint x",
+    ]
+    assert sorted(report.landed) == ["ended", "ended/inner", "waiting"]
+    assert len([item for item in await sessions.history("ended") if item.metadata]) == 1
+
+
+# OpenAI Agents
+
+
+async def test_openai_agents(store, sessions, foreign, tmp_path):
+    """Each turn is a checkpoint that adds its items; a message that is no JSON is named."""
+    report = await twice(store, foreign / "openai_agents.sqlite")
+    assert (sorted(report.landed), report.problems) == (["chat-1", "chat-2"], [])
+    turns = [item for item in await sessions.history("chat-1") if item.name == "turn"]
+    assert [len(turn.data["items"]) for turn in turns] == [2, 4, 6]
+    assert turns[2].data["items"][4:] == [
+        {"role": "user", "content": "question 2"},
+        {"role": "assistant", "content": "answer 2"},
+    ]
+    path = tmp_path / "bad.sqlite"
+    shutil.copy(foreign / "openai_agents.sqlite", path)
+    connection = sqlite3.connect(path)
+    connection.execute("update agent_messages set message_data = '{' where id = 1")
+    connection.execute(
+        "insert into agent_messages values (90, 'unlisted', '{\"role\": \"user\"}', '2026-01-01 00:00:00')"
+    )
+    connection.execute("insert into agent_messages values (91, 'a\nb', '{}', '2026-01-01 00:00:00')")
+    connection.execute("insert into agent_messages values (92, 'chat-2', '{}', 'some day')")
+    connection.commit()
+    connection.close()
+    report = await bring(store, path)
+    assert named(report) == [
+        "session a\nb",
+        "session chat-1, message 1",
+        "session chat-2, turn at some day",
+        "session chat-1",
+    ]
+    assert report.landed == ["unlisted"]
+
+
+# Checkpoint lists
+
+
+async def test_a_list_of_checkpoints(store, sessions, tmp_path):
+    """What `CheckpointManager.export` writes: numbers, names, times, data and metadata are kept."""
+    manager = CheckpointManager("lesson", compress_after=5)
+    for n in range(30):
+        manager.create(f"step-{n % 9}", {"n": n}, {"m": n})
+    path = tmp_path / "list.json"
+    path.write_text(manager.export())
+    report = await twice(store, path)
+    assert (report.landed, report.problems) == (["lesson"], [])
+    assert [item.to_dict() for item in await sessions.history("lesson")] == json.loads(manager.export())
+    assert (await bring(store, path, new_id="other")).landed == ["other"]
+
+
+async def test_lists_of_other_hands(store, sessions, tmp_path):
+    """Without ids the file names the session; with odd ones they are kept in the metadata; bad items are named."""
+    path = tmp_path / "theirs.json"
+    good = {"name": "a", "timestamp": "2026-01-01T00:00:00", "data": {"n": 1}}
+    path.write_text(json.dumps([
+        good, {**good, "name": "b", "metadata": None}, 7, {"data": {}}, {**good, "timestamp": "never"},
+        {**good, "name": ""}, {**good, "data": [1]}, {**good, "id": "odd"}, {**good, "id": "x:900000000"},
+        {**good, "id": "\x00:1"},
+    ]))  # fmt: skip
+    report = await twice(store, path)
+    assert sorted(report.landed) == ["theirs", "x"]
+    assert named(report) == [
+        "checkpoint 3",
+        "checkpoint 4",
+        "session theirs, checkpoint 5",
+        "session theirs, checkpoint 6",
+        "session theirs, checkpoint 7",
+        "session '\\x00'",
+    ]
+    assert [item.name for item in await sessions.history("theirs")] == ["a", "b", "a"]
+    assert (await sessions.get_checkpoint("theirs")).metadata == {"imported_id": "odd"}
+    assert (await sessions.get_checkpoint("x")).metadata == {"imported_id": "x:900000000"}
+
+
+# Checkpoint files
+
+
+async def test_a_folder_of_checkpoint_files(store, sessions, tmp_path):
+    """Each document is one checkpoint; completed is completed, the rest waits; bad files are named and stay."""
+    folder = tmp_path / "checkpoints"
+    files = CheckpointStore(folder)
+    files.write("a/b", {"task": "parse", "status": "in_progress", "created": "2026-01-01T00:00:00", "todo": ["x"]})
+    files.write("done", {"status": "completed", "parent_session_id": "a/b"})
+    (folder / "plain.yaml").write_text("task: no times at all\n")
+    for name, text in (("alias", "a: &x 1\nb: *x"), ("half", "a: [1"), ("tabs", "a:\n\t- 1"), ("empty", "")):
+        (folder / f"{name}.yaml").write_text(text)
+    (folder / "binary.yaml").write_bytes(os.urandom(100) + b"\xff")
+    (folder / "link.yaml").symlink_to(folder / "plain.yaml")
+    with (folder / "huge.yaml").open("wb") as file:
+        file.truncate(20 << 20)
+    before = digests(folder)
+    report = await twice(store, folder)
+    assert sorted(report.landed) == ["a/b", "done", "plain"]
+    bad = ("alias", "binary", "empty", "half", "huge", "link", "tabs")
+    assert named(report) == [str(folder / f"{name}.yaml") for name in bad]
+    assert digests(folder) == before
+    assert (await sessions.get_checkpoint("a/b")).data == files.read("a/b")
+    assert (await sessions.get_session("a/b")).state == "paused"
+    done = await sessions.get_session("done")
+    assert (done.state, done.context) == ("completed", {"parent_session_id": "a/b"})
+
+
+# agent_sessions
+
+
+TABLE = """
+create table agent_sessions (
+  id uuid primary key, agent_type text, user_id text, state text, context jsonb, checkpoints jsonb,
+  created_at timestamptz, updated_at timestamptz, last_heartbeat timestamptz)"""
+EARLY, LATER = "2026-01-01T00:00:00+00:00", "2026-01-01T01:00:00+00:00"
+
+
+def row(n: int, **told) -> dict:
+    checkpoints = [
+        {"name": "session_created", "timestamp": EARLY, "data": {"agent_type": "tutor", "user_id": "anna"}},
+        {"name": "asked", "timestamp": EARLY, "data": {"messages": ["1/2 + 1/3?"]}},
+        {"name": "session_paused", "timestamp": LATER, "data": {"previous_state": "active"}},
+    ]
+    return {
+        "id": str(UUID(int=n)), "agent_type": "tutor", "user_id": "anna", "state": "paused",
+        "context": {"topic": "fractions"}, "checkpoints": checkpoints,
+        "created_at": EARLY, "updated_at": LATER, "last_heartbeat": LATER,
+    } | told  # fmt: skip
+
+
+@pytest.fixture
+async def table(server, request):
+    """Puts rows into an `agent_sessions` table of the test's own, and says where that is."""
+    schema = f"theirs_{time.monotonic_ns()}"
+    connection = await asyncpg.connect(server.url)
+    await connection.execute(f"create schema {schema}; set search_path to {schema}; {TABLE}")
+
+    async def put(*rows: dict, **more: str) -> str:
+        for name, kind in more.items():
+            await connection.execute(f"alter table agent_sessions add column {name} {kind}")
+        sql = "insert into agent_sessions select * from jsonb_populate_recordset(null::agent_sessions, $1::jsonb)"
+        await connection.execute(sql, json.dumps(rows))
+        return f"{server.url}&schema={schema}"
+
+    put.run = connection.execute
+    put.fetch = connection.fetch
+    yield put
+    await connection.execute(f"drop schema {schema} cascade")
+    await connection.close()
+
+
+async def test_agent_sessions(store, sessions, table):
+    """State, context, times and history come over; deleted ones stay where they are; the table is only read."""
+    url = await table(row(1), row(2, state="deleted"), row(3, state="active", checkpoints=None, user_id=None))
+    before = await table.fetch("select xmin, * from agent_sessions order by id")
+    report = await twice(store, url)
+    assert (report.landed, report.problems) == ([str(UUID(int=1)), str(UUID(int=3))], [])
+    found = await sessions.get_session(str(UUID(int=1)))
+    assert (found.state, found.agent_type, found.user_id) == ("paused", "tutor", "anna")
+    assert (found.context, found.created_at.isoformat(), found.last_heartbeat.isoformat()) == (
+        {"topic": "fractions"}, EARLY, LATER,
+    )  # fmt: skip
+    assert [item.name for item in found.checkpoints] == ["session_created", "asked", "session_paused"]
+    assert (await sessions.get_checkpoint(found.session_id)).data["messages"] == ["1/2 + 1/3?"]
+    await sessions.checkpoint(found, "here", {"messages": []})
+    assert await table.fetch("select xmin, * from agent_sessions order by id") == before
+
+
+async def test_bad_agent_sessions_are_named_and_the_rest_comes_in(store, sessions, table):
+    """Impossible states, missing times, half-written histories, unknown columns."""
+    url = await table(
+        row(1),
+        row(2, state="dancing"),
+        row(3, created_at=None),
+        row(4, checkpoints={"not": "a list"}),
+        row(5, checkpoints=[{"name": "ok", "timestamp": EARLY, "data": {}}, {"name": "bad", "timestamp": "never"}, 7]),
+        row(6, context=[1]),
+        mood="text",
+        metadata="jsonb",
+    )
+    report = await twice(store, url)
+    broken = [f"session {UUID(int=n)}" for n in (2, 4)]
+    fifth = f"session {UUID(int=5)}"
+    assert sorted(named(report)) == sorted(
+        ["column agent_sessions.mood", *broken, f"{fifth}, checkpoint 2", f"{fifth}, checkpoint 3",
+         f"session {UUID(int=6)}", f"session {UUID(int=3)}"]
+    )  # fmt: skip
+    assert report.landed == [str(UUID(int=1)), str(UUID(int=5))]
+    assert [item.name for item in await sessions.history(str(UUID(int=5)))] == ["session_created", "ok"]
+
+
+@pytest.fixture(scope="module")
+def cache():
+    with Valkey() as server:
+        yield server
+
+
+async def test_valkey_knows_better(store, sessions, table, cache):
+    """The newer of row and key is taken, metadata from the key; a key without a row comes too, a deleted one never."""
+    client = valkey.asyncio.from_url(cache.url)
+
+    async def put(n: int, **told) -> None:
+        found = row(n, session_id=str(UUID(int=n)), **told)
+        del found["id"]
+        await client.set(f"school:session:{UUID(int=n)}", json.dumps(found), ex=900)
+
+    await put(1, last_heartbeat="2026-01-02T00:00:00+00:00", state="failed", metadata={"from": "key"})
+    await put(2, last_heartbeat=EARLY, state="failed", metadata={"from": "key"})
+    await put(3)
+    await put(4)
+    await client.set("school:session:bad", "{")
+    await client.set(f"other:session:{UUID(int=9)}", "{}")
+    url = await table(row(1), row(2), row(4, state="deleted"))
+    report = await twice(store, url, hot=cache.url, prefix="school")
+    assert sorted(report.landed) == [str(UUID(int=n)) for n in (1, 2, 3)]
+    assert named(report) == ["key school:session:bad"]
+    states = [(await sessions.get_session(str(UUID(int=n)))) for n in (1, 2, 3)]
+    assert [(one.state.value, one.metadata) for one in states] == [
+        ("failed", {"from": "key"}), ("paused", {"from": "key"}), ("paused", {}),
+    ]  # fmt: skip
+    assert 0 < await client.ttl(f"school:session:{UUID(int=1)}") <= 900
+    alone = SessionManager(store=store, namespace="alone")
+    report = Report()
+    async with opened(cache.url, Ask("alone", prefix="school")) as [source]:
+        await Landing(store, report).take(source.found)
+    assert len(report.landed) == await alone.count() == 4
+    await client.flushall()
+    await client.aclose()
+
+
+# What is no source
+
+
+async def test_what_is_no_source_is_told(store, tmp_path, server, fresh_url):
+    """Each with what was found there, and nothing is stored."""
+    (tmp_path / "empty").mkdir()
+    sqlite3.connect(tmp_path / "other.sqlite").execute("create table birds (name)").connection.close()
+    (tmp_path / "torn.sqlite").write_bytes(b"SQLite format 3\0" + os.urandom(2000))
+    (tmp_path / "dict.json").write_text("{}")
+    mine = fresh_url("sqlite")
+    await (await open_store(mine)).close()
+    for source, said in (
+        (tmp_path / "empty", "neither"),
+        (tmp_path / "other.sqlite", "birds"),
+        (tmp_path / "torn.sqlite", "cannot be read"),
+        (tmp_path / "dict.json", "no list"),
+        (tmp_path / "missing", "cannot be read"),
+        (mine, "saveslot copy"),
+        (f"{server.url}&schema=nothing", "is empty"),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            await bring(store, source)
+    for url in ("postgresql://nobody@127.0.0.1:1/none", "valkey://127.0.0.1:1"):
+        with pytest.raises(Unavailable):
+            await bring(store, url)
+
+
+async def test_a_source_in_use_is_read_as_it_is_now(store, foreign, tmp_path):
+    """Also what still lies in its write-ahead log; and no file is left beside one that nobody has open."""
+    path = tmp_path / "live.sqlite"
+    shutil.copy(foreign / "openai_agents.sqlite", path)
+    connection = sqlite3.connect(path)
+    connection.execute("pragma journal_mode = wal")
+    connection.execute("insert into agent_messages values (90, 'fresh', '{}', '2026-01-01 00:00:00')")
+    connection.commit()
+    assert "fresh" in (await bring(store, path)).landed
+    connection.close()
+    assert [file.name for file in tmp_path.glob("live*")] == ["live.sqlite"]
+    assert (await bring(store, path)).already == 3
+    assert [file.name for file in tmp_path.glob("live*")] == ["live.sqlite"]

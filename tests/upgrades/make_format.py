@@ -1,0 +1,93 @@
+"""Makes databases of the present format: `python tests/upgrades/make_format.py`. A released one is never made anew.
+
+format_N.sqlite, format_N.sql (for PostgreSQL: the tables as they were then, and their rows) and format_N.json, what is
+in them: each session's export.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import apsw
+import asyncpg
+
+from saveslot import SessionManager
+from saveslot.moving.copying import copied
+from saveslot.stack import Postgres
+from saveslot.stores import Store, open_store, postgres_server, sqlite_file
+
+HERE = Path(__file__).parent
+TABLES = ("format", "sessions", "checkpoints", "workers")
+
+
+async def lived(store: Store) -> None:
+    """A few sessions with every kind of entry."""
+    sessions = SessionManager(store=store)
+    lesson = await sessions.create_session(
+        "tutor", "anna", {"topic": "fractions"}, {"n": 1}, labels={"env": "prod"}, session_id="lesson"
+    )
+    messages: list[dict[str, object]] = []
+    for n in range(40):
+        messages.append({"role": "user", "content": f"question {n} ä\0"})
+        await sessions.checkpoint(lesson, f"turn-{n % 7}", {"messages": messages, "raw": b"\0\1"}, {"model": "small"})
+    await sessions.rollback("lesson", "~30")
+    await sessions.checkpoint("lesson", "after", append={"messages": [{"role": "user", "content": "back"}]})
+    await sessions.fork("lesson", "turn-3", "forked")
+    done = await sessions.create_session("grader", session_id="done")
+    done.pause()
+    done.resume()
+    done.context["more"] = [1, 2]
+    done.complete({"grade": "B+"})
+    await sessions.update_session(done)
+    async with sessions.hold("forked") as held:
+        await held.step("charge", lambda: {"paid": True}, key="k-1")
+        await held.checkpoint("paid", {"paid": True})
+    await sessions.create_session("tutor", session_id="gone")
+    await sessions.delete_session("gone")
+
+
+async def told(store: Store) -> dict[str, str]:
+    sessions = SessionManager(store=store)
+    return {found.session_id: await sessions.export(found.session_id) for found in await sessions.find(limit=1000)}
+
+
+async def dumped(dsn: str, schema: str) -> str:
+    connection = await asyncpg.connect(dsn)
+    parts = [f"create table format (version int not null);\n{''.join(postgres_server.migrations())}"]
+    for table in TABLES:
+        sql = "select column_name from information_schema.columns where table_schema = $1 and table_name = $2"
+        found = [row[0] for row in await connection.fetch(sql, schema, table)]
+        columns = [name for name in found if name != "tx"]  # numbers of another server's transactions
+        literals = " || ', ' || ".join(f"coalesce(quote_literal({name}::text), 'null')" for name in columns)
+        rows = await connection.fetch(f"select {literals} from {schema}.{table} order by 1")  # noqa: S608
+        parts += [f"insert into {table} ({', '.join(columns)}) values ({row[0]});" for row in rows]  # noqa: S608
+    await connection.close()
+    return "\n".join(parts) + "\n"
+
+
+async def main() -> None:
+    name = f"format_{len(sqlite_file.migrations())}"
+    draft = HERE / f"{name}.draft"
+    first = await open_store(f"sqlite:///{draft}")
+    await lived(first)
+    found = await told(first)
+    with Postgres() as server:
+        second = await open_store(f"{server.url}&schema=fixture")
+        await copied(first, second, "default")
+        text = await dumped(server.url, "fixture")
+        await second.close()
+    await first.close()
+    connection = apsw.Connection(str(draft))
+    (HERE / f"{name}.sqlite").unlink(missing_ok=True)
+    connection.execute("vacuum into ?", (str(HERE / f"{name}.sqlite"),))
+    connection.close()
+    for left in HERE.glob(f"{name}.draft*"):
+        left.unlink()
+    (HERE / f"{name}.sql").write_text(text)
+    (HERE / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
