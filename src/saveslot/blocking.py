@@ -224,6 +224,7 @@ class Keeper:
         )
 
     stop = lifted(keeper.Keeper.stop)
+    tend = lifted(keeper.Keeper.tend)
 
     @property
     def stats(self) -> Data:

@@ -6,7 +6,7 @@ import base64
 import itertools
 import json
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import apsw
@@ -16,7 +16,16 @@ import valkey
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import saveslot
-from saveslot import CheckpointManager, Corrupt, InvalidInput, KeyMissing, SessionManager, WrongKey
+from saveslot import (
+    CheckpointManager,
+    Corrupt,
+    InvalidInput,
+    KeyMissing,
+    Retention,
+    SessionManager,
+    Thinned,
+    WrongKey,
+)
 from saveslot.codec import Keyring, new_key
 from saveslot.stores.memory import MemoryStore
 
@@ -436,3 +445,49 @@ async def test_an_export_is_sealed_unless_asked(opened):
     async with opened(namespace="third") as sessions:
         with pytest.raises(KeyMissing, match=saved_id(KEY)):
             await sessions.import_session(sealed)
+
+
+# What others do with sealed sessions
+
+
+async def test_thinning_gives_back_all_of_it_and_breaks_no_chain(opened):
+    """A sealed history is marked, emptied once and never again; what stays reads on, and the audit fits."""
+    async with opened(encryption_key=KEY) as sessions:
+        await sessions.create_session("tutor", session_id="s")
+        for n in range(40):
+            await sessions.checkpoint("s", "asked", {"secret": SECRET, "n": n}, {"why": SECRET})
+        await sessions.pin("s", 3)
+        rule = Retention(keep_last=2, keep_latest_per_name=False)
+        first = await sessions.thin("s", rule, grace=timedelta(0))
+        assert (first.marked, first.emptied > 0) == (36, True)
+        assert await sessions.thin("s", rule, grace=timedelta(0)) == Thinned()
+        assert [one.data["n"] for one in await sessions.history("s") if one.name == "asked"] == [0, 1, 38, 39]
+        assert (await sessions.audit("s")).misfit is None
+    async with opened() as sessions:  # the keeper of a process without the key passes over it
+        assert await sessions.thin_all(grace=timedelta(0)) == Thinned()
+        with pytest.raises(KeyMissing):
+            await sessions.thin("s")
+
+
+async def test_failures_are_counted_by_their_reasons(opened):
+    """With the key analytics tells why sealed sessions failed; without it that they are sealed."""
+    async with opened(encryption_key=KEY) as sessions:
+        session = await sessions.create_session("tutor", session_id="s")
+        session.fail("no teacher")
+        await sessions.update_session(session)
+        assert (await sessions.analytics())["failures"] == {"read": 1, "reasons": {"no teacher": 1}}
+    async with opened(encryption_key=KEY) as sessions:
+        assert (await sessions.analytics())["failures"]["reasons"] == {"no teacher": 1}
+    async with opened() as sessions:
+        assert (await sessions.analytics())["failures"]["reasons"] == {"(sealed)": 1}
+
+
+async def test_garbage_needs_no_key(opened):
+    """Whoever looks after the store removes sealed sessions that ended, without being able to read them."""
+    async with opened(encryption_key=KEY) as sessions:
+        session = await sessions.create_session("tutor", session_id="s")
+        session.complete("done")
+        await sessions.update_session(session)
+    async with opened() as sessions:
+        assert (await sessions.gc(timedelta(0), grace=timedelta(0))).sessions == ["s"]
+        assert await sessions.get_session("s") is None
