@@ -14,9 +14,9 @@ it. Open, it would let anyone try guesses at what was saved; so it is masked (do
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from copy import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -88,7 +88,14 @@ class SealedStore:
 
     # Down
 
-    async def append(self, groups: Sequence[Group]) -> list[Verdict]:
+    def append(self, groups: Sequence[Group]) -> Coroutine[Any, Any, list[Verdict]]:
+        known = self._known
+        for group in groups:
+            if group.create is not None or known.get(group.key, self) is not None:
+                return self._append(groups)
+        return self._inner.append(groups)  # none of them is sealed
+
+    async def _append(self, groups: Sequence[Group]) -> list[Verdict]:
         known = self._known
         unknown = [group.key for group in groups if group.key not in known and group.create is None]
         if unknown:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import sha256
 from struct import Struct
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -44,20 +43,12 @@ SEAL = 16
 REACH = 127
 # Sessions whose newest link is remembered; one that was forgotten costs a read.
 REMEMBERED = 100_000
+APPENDED = Outcome.APPENDED
 
 
-_SIZES, _TIME = Struct(">BBQBQHB").pack, Struct(">q").pack
-
-
-class Tip(NamedTuple):
-    """What the next entry follows: its id and link, and the times that nobody has covered yet."""
-
-    append_id: bytes | None
-    link: bytes
-    times: tuple[int, ...]
-
-
-BEGINNING = Tip(None, b"", ())
+# What the next entry follows: its id and link, and the times that nobody has covered yet.
+Tip = tuple[bytes | None, bytes, Sequence[int]]
+BEGINNING: Tip = (None, b"", ())
 
 
 def split(digest: bytes) -> tuple[bytes, bytes]:
@@ -66,16 +57,22 @@ def split(digest: bytes) -> tuple[bytes, bytes]:
     return (digest[:-LINK], digest[-LINK:]) if size in {LINK, DIGEST + LINK} else (digest, b"")
 
 
+_SIZES = Struct(">BBQBQHB").pack
+_TIMES = tuple(Struct(f">{many}q").pack for many in range(REACH + 1))
+_MARKS = tuple(bytes((mark,)) for mark in range(256))
+
+
 def linked(key: bytes, entry: Entry, before: bytes, times: Sequence[int], *, given: bool) -> bytes:
-    """The link of an entry whose digest is bare."""
-    mark = len(times) << 1 | given
+    """The link of an entry whose digest is bare. Each checkpoint pays for this."""
+    many = len(times)
+    mark = many << 1 | given
     name, digest, note = entry.name.encode(), entry.digest, entry.note
     sizes = _SIZES(mark, len(before), entry.seq, entry.kind, entry.fence, len(name), len(digest))
-    spans = b"".join([_TIME(at) for at in times]) if len(times) != 1 else _TIME(times[0])
     tail = b"\0" if note is None else b"\1" + note[:SEAL]
-    own = _TIME(entry.at) if given else b""
-    found = sha256(sizes + before + spans + key + entry.append_id + name + digest + tail + own)
-    return bytes((mark,)) + found.digest()[: LINK - 1]
+    if given:
+        tail += _TIMES[1](entry.at)
+    found = sha256(b"".join((sizes, before, _TIMES[many](*times), key, entry.append_id, name, digest, tail)))
+    return _MARKS[mark] + found.digest()[: LINK - 1]
 
 
 def misfit(key: bytes, entries: Sequence[Entry]) -> tuple[int, str] | None:
@@ -114,30 +111,25 @@ class ChainedStore:
         return self._inner
 
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
+        tips = self._tips
         sent: list[Group] = []
         for group in groups:
-            tip = self._tips.get(group.key, BEGINNING) if group.create is None else BEGINNING
-            if tip.append_id != group.prev:
+            tip = tips.get(group.key, BEGINNING) if group.create is None else BEGINNING
+            if tip[0] != group.prev:
                 tip = await self._read(group)
-            sent.append(self._chained(group, tip))
+            sent.append(_chained(group, tip))
         verdicts = await self._inner.append(sent)
         for group, verdict in zip(sent, verdicts, strict=True):
-            if verdict.outcome is Outcome.APPENDED:
-                last = group.entries[-1]
-                self._remember(group.key, Tip(last.append_id, last.digest[-LINK:], tuple(verdict.times[-REACH:])))
+            if verdict.outcome is APPENDED:
+                last, times = group.entries[-1], verdict.times
+                if len(tips) >= REMEMBERED and group.key not in tips:
+                    del tips[next(iter(tips))]
+                link = last.digest[-LINK:]
+                tips[group.key] = (last.append_id, link, times if len(times) <= REACH else times[-REACH:])
             else:  # also a retry: what landed the first time may have been sealed otherwise
-                self._tips.pop(group.key, None)
-            verdict.head = verdict.head and _bare(verdict.head)
+                tips.pop(group.key, None)
+                verdict.head = verdict.head and _bare(verdict.head)
         return verdicts
-
-    def _chained(self, group: Group, tip: Tip) -> Group:
-        link, times = tip.link, tip.times
-        entries: list[Entry] = []
-        for entry in group.entries:
-            link = linked(group.key, entry, link, times, given=entry.at > 0)
-            entries.append(replace(entry, digest=entry.digest + link))
-            times = ()
-        return replace(group, entries=entries)
 
     async def _read(self, group: Group) -> Tip:
         """What the group follows, from the store; should it not be there, the store says so."""
@@ -148,18 +140,13 @@ class ChainedStore:
             found = await self._inner.entries(group.key, [(max(1, last - REACH + 1), last)], frames=False)
         return _tip(found) if found else BEGINNING
 
-    def _remember(self, key: bytes, tip: Tip) -> None:
-        if len(self._tips) >= REMEMBERED and key not in self._tips:
-            del self._tips[next(iter(self._tips))]
-        self._tips[key] = tip
-
     async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
         return [head and self._head(head) for head in await self._inner.heads(refs)]
 
     def _head(self, head: Head) -> Head:
         link = split(head.last.digest)[1]
         if link and link[0] >> 1:
-            self._remember(head.row.key, Tip(head.last.append_id, link, (head.last.at,)))
+            self._tips[head.row.key] = (head.last.append_id, link, (head.last.at,))
         return Head(head.row, _bare(replace(head.last)))
 
     async def entries(
@@ -208,6 +195,16 @@ class ChainedStore:
         await self._inner.close()
 
 
+def _chained(group: Group, tip: Tip) -> Group:
+    _, link, times = tip
+    entries: list[Entry] = []
+    for entry in group.entries:
+        link = linked(group.key, entry, link, times, given=entry.at > 0)
+        entries.append(replace(entry, digest=entry.digest + link))
+        times = ()
+    return replace(group, entries=entries)
+
+
 def _bare(entry: Entry) -> Entry:
     """In place."""
     if len(entry.digest) in {LINK, DIGEST + LINK}:
@@ -224,4 +221,4 @@ def _tip(entries: Sequence[Entry]) -> Tip:
         if not link or link[0] >> 1 or entry.seq == 1:
             break
     last = entries[-1]
-    return Tip(last.append_id, split(last.digest)[1], tuple(reversed(times)))
+    return last.append_id, split(last.digest)[1], times[::-1]
