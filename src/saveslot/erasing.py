@@ -75,6 +75,11 @@ def _parent(incarnations: Iterable[Row], fork: Row) -> bytes | None:
     return next((row.key for row in incarnations if row.created_at <= fork.created_at), None)
 
 
+async def able(store: SealedStore) -> None:
+    """A store that cannot erase says so before anything is gone."""
+    await store.empty(b"", (), notes=True)
+
+
 async def erase(store: SealedStore, row: Row) -> int:
     """The whole of it, for one session; how many entries held something until now."""
     key = row.key

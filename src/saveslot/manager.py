@@ -365,6 +365,7 @@ class SessionManager(SessionCollector):
         """
         if (session_id is None) == (user_id is None):
             raise InvalidInput("erase", "name a session or a user, one of them")
+        await erasing.able(self._store)
         if session_id is not None:
             rows = await erasing.of_session(self._store, self.namespace, as_name(session_id, "session_id"))
             if not rows:

@@ -76,3 +76,7 @@ async def test_sealed_sessions_live_in_valkey(server: Valkey) -> None:
     async with saveslot.open(url, encryption_key=key) as sessions:
         assert await sessions.get_data("s") == {"secret": secret, "n": 8}
         assert (await sessions.audit("s")).misfit is None
+        with pytest.raises(saveslot.InvalidInput, match="cannot erase"):
+            await sessions.erase("s")
+        assert await sessions.get_session("s") is not None
+        assert len(await sessions.key_ids()) == 1

@@ -122,10 +122,8 @@ class ChainedStore:
         for group, verdict in zip(sent, verdicts, strict=True):
             if verdict.outcome is APPENDED:
                 last, times = group.entries[-1], verdict.times
-                if len(tips) >= REMEMBERED and group.key not in tips:
-                    del tips[next(iter(tips))]
-                link = last.digest[-LINK:]
-                tips[group.key] = (last.append_id, link, times if len(times) <= REACH else times[-REACH:])
+                times = times if len(times) <= REACH else times[-REACH:]
+                self._remember(group.key, (last.append_id, last.digest[-LINK:], times))
             else:  # also a retry: what landed the first time may have been sealed otherwise
                 tips.pop(group.key, None)
                 verdict.head = verdict.head and _bare(verdict.head)
@@ -140,13 +138,18 @@ class ChainedStore:
             found = await self._inner.entries(group.key, [(max(1, last - REACH + 1), last)], frames=False)
         return _tip(found) if found else BEGINNING
 
+    def _remember(self, key: bytes, tip: Tip) -> None:
+        if len(self._tips) >= REMEMBERED and key not in self._tips:
+            del self._tips[next(iter(self._tips))]
+        self._tips[key] = tip
+
     async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
         return [head and self._head(head) for head in await self._inner.heads(refs)]
 
     def _head(self, head: Head) -> Head:
         link = split(head.last.digest)[1]
         if link and link[0] >> 1:
-            self._tips[head.row.key] = (head.last.append_id, link, (head.last.at,))
+            self._remember(head.row.key, (head.last.append_id, link, (head.last.at,)))
         return Head(head.row, _bare(replace(head.last)))
 
     async def entries(
