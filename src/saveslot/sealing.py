@@ -14,8 +14,9 @@ it. Open, it would let anyone try guesses at what was saved; so it is masked (do
 from __future__ import annotations
 
 import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from copy import copy
+from types import CoroutineType
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -88,7 +89,7 @@ class SealedStore:
 
     # Down
 
-    def append(self, groups: Sequence[Group]) -> Coroutine[Any, Any, list[Verdict]]:
+    def append(self, groups: Sequence[Group]) -> CoroutineType[Any, Any, list[Verdict]]:
         known = self._known
         for group in groups:
             if group.create is not None or known.get(group.key, self) is not None:
