@@ -164,7 +164,7 @@ class Sample(msgspec.Struct):
 class Counts(msgspec.Struct):
     states: dict[str, int] = {}
     agent_types: dict[str, int] = {}
-    held: int = 0
+    held: int = 0  # deleted ones are held by nobody
     orphaned: int = 0  # of those held: by workers that are dead
     entries: int = 0  # of the whole store
     stored_bytes: int = 0  # of the whole store

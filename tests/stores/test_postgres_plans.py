@@ -155,10 +155,6 @@ async def appends(look: Looking, long: bytes, short: list[bytes]) -> None:
         await store.append([Pen("ns", "new").begin()])
     async with look.at_most(100, partitions=1):
         await store.empty(long, [5, 6, 7])
-    [one] = await look.pens(short[299:300])
-    await store.append([one.delete()])
-    async with look.at_most(150, partitions=1):
-        await store.purge([one.key])
 
 
 async def reads(look: Looking, long: bytes, short: list[bytes]) -> None:
@@ -251,6 +247,11 @@ async def test_a_million_entries(server: Postgres) -> None:
     """Of tables that are large, and known to be."""
     await prepared_large(server.url)
     await keeps_to_its_indexes(server.url, "large")
+    async with looking(server.url, "large") as (look, _, short):
+        [one] = await look.pens(short[299:300])
+        await look.store.append([one.delete()])
+        async with look.at_most(150):
+            await look.store.purge([one.key])
 
 
 async def test_plans_made_for_a_tiny_table_are_not_kept(server: Postgres) -> None:

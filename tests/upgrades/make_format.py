@@ -58,6 +58,7 @@ async def dumped(dsn: str, schema: str) -> str:
     parts = [f"create table format (version int not null);\n{''.join(postgres_server.migrations())}"]
     for table in TABLES:
         sql = "select column_name from information_schema.columns where table_schema = $1 and table_name = $2"
+        sql += " and is_generated = 'NEVER'"
         found = [row[0] for row in await connection.fetch(sql, schema, table)]
         columns = [name for name in found if name != "tx"]  # numbers of another server's transactions
         literals = " || ', ' || ".join(f"coalesce(quote_literal({name}::text), 'null')" for name in columns)

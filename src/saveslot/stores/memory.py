@@ -204,8 +204,9 @@ class MemoryStore:
         for row in self._matching(query):
             counts.states[row.state] = counts.states.get(row.state, 0) + 1
             counts.agent_types[row.agent_type] = counts.agent_types.get(row.agent_type, 0) + 1
-            counts.held += row.owner is not None
-            counts.orphaned += self._orphaned(row.owner, 0)
+            if row.key not in self._deleted:  # nobody holds a deleted one, whatever its last lease
+                counts.held += row.owner is not None
+                counts.orphaned += self._orphaned(row.owner, 0)
         return counts
 
     def _sample(self, query: Query, count: int) -> Sample:

@@ -297,8 +297,8 @@ class PostgresStore:
     async def count(self, query: Query, sample: int = 0) -> Counts:
         where, values = _where(query)
         counted = f"""
-            select s.state, s.agent_type, count(*), count(s.owner),
-              count(s.owner) filter (where w.dead or w.expires <= {sql.UP})
+            select s.state, s.agent_type, count(*), count(s.owner) filter (where s.deleted_at is null),
+              count(s.owner) filter (where s.deleted_at is null and (w.dead or w.expires <= {sql.UP}))
             from {sql.OWNED} where {where} group by s.state, s.agent_type"""  # noqa: S608
         whole = """
             select (select count(*) from {s}.checkpoints), (

@@ -480,10 +480,10 @@ class SqliteStore:
         def work(connection: apsw.Connection) -> Counts:
             by_state = f"select state, count(*) from {source} where {where} group by state"  # noqa: S608
             by_type = f"select agent_type, count(*) from {source} where {where} group by agent_type"  # noqa: S608
-            owners = _BY_OWNER if source == "sessions" and query.deleted_for is None else source
+            owners = source if source == _BY_LABEL else _BY_OWNER
             owned = f"""
                 select count(*), total({_GONE}) from {owners} join workers on worker = owner
-                where {where} and owner is not null"""  # noqa: S608
+                where {where} and owner is not null and deleted_at is null"""  # noqa: S608
             with snapshot(connection):
                 held, orphaned = cast("list[Any]", connection.execute(owned, (boot, 0, up, *values)).get)
                 return Counts(

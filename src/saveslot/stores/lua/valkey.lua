@@ -532,7 +532,7 @@ local function count(asked)
     end
     local cell = cells[name]
     cell[3] = cell[3] + 1
-    if row.owner ~= '' then
+    if row.owner ~= '' and row.gone ~= '1' then
       cell[4] = cell[4] + 1
       if orphaned(row.owner, 0) then cell[5] = cell[5] + 1 end
     end
