@@ -46,7 +46,15 @@ def _parts() -> Iterator[str]:
     for value in (saveslot.AgentSession, saveslot.SessionCheckpoint, saveslot.Checkpoint):
         yield f"### {value.__name__}"
         yield from _class(value, skip={"stored", "settle"})
-    for value in (saveslot.Owner, saveslot.Step, saveslot.Page, saveslot.Event, LogLine):
+    for value in (
+        saveslot.Owner,
+        saveslot.Step,
+        saveslot.Page,
+        saveslot.Event,
+        LogLine,
+        saveslot.Audit,
+        saveslot.AuditLine,
+    ):
         yield f"### {value.__name__}"
         yield from _markdown(inspect.getdoc(value))
         yield f"Fields: {', '.join(f'`{name}`' for name in value.__annotations__)}."

@@ -12,10 +12,21 @@ import saveslot
 from saveslot import InvalidInput, Unavailable
 
 NAMES = [
-    *("AgentSession", "Checkpoint", "CheckpointManager", "CheckpointStore", "Event", "Garbage", "Held", "LogLine"),
-    *("Owner", "Page", "Retention", "SessionCheckpoint", "SessionManager", "SessionState", "Step", "Thinned", "open"),
+    *("AgentSession", "Audit", "AuditLine", "Checkpoint", "CheckpointManager", "CheckpointStore", "Event", "Garbage"),
+    *("Held", "LogLine", "Owner", "Page", "Retention", "SessionCheckpoint", "SessionManager", "SessionState", "Step"),
+    *("Thinned", "open"),
     *("AlreadyExists", "Conflict", "Corrupt", "HistoryLost", "InvalidInput", "InvalidTransition", "LeaseHeld"),
-    *("LeaseLost", "NotFound", "SaveslotError", "StepFailed", "StepUnknown", "TooLarge", "Unavailable"),
+    *(
+        "KeyMissing",
+        "LeaseLost",
+        "NotFound",
+        "SaveslotError",
+        "StepFailed",
+        "StepUnknown",
+        "TooLarge",
+        "Unavailable",
+        "WrongKey",
+    ),
 ]
 
 
@@ -30,7 +41,7 @@ def test_every_error_is_one_of_ours_with_a_code_of_its_own():
     errors = [getattr(saveslot, name) for name in NAMES]
     errors = [error for error in errors if isinstance(error, type) and issubclass(error, Exception)]
     assert all(issubclass(error, saveslot.SaveslotError) for error in errors)
-    assert len({error.code for error in errors}) == len(errors) == 14
+    assert len({error.code for error in errors}) == len(errors) == 16
 
 
 def test_the_core_needs_three_packages():

@@ -12,6 +12,7 @@ from saveslot.errors import (
     HistoryLost,
     InvalidInput,
     InvalidTransition,
+    KeyMissing,
     LeaseHeld,
     LeaseLost,
     NotFound,
@@ -20,10 +21,12 @@ from saveslot.errors import (
     StepUnknown,
     TooLarge,
     Unavailable,
+    WrongKey,
 )
 
 if TYPE_CHECKING:
     from saveslot import blocking as blocking
+    from saveslot.auditing import Audit, AuditLine
     from saveslot.checkpoints import CheckpointManager
     from saveslot.files import CheckpointStore
     from saveslot.garbage import Garbage
@@ -44,6 +47,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AgentSession",
     "AlreadyExists",
+    "Audit",
+    "AuditLine",
     "Checkpoint",
     "CheckpointManager",
     "CheckpointStore",
@@ -55,6 +60,7 @@ __all__ = [
     "HistoryLost",
     "InvalidInput",
     "InvalidTransition",
+    "KeyMissing",
     "LeaseHeld",
     "LeaseLost",
     "LogLine",
@@ -72,6 +78,7 @@ __all__ = [
     "Thinned",
     "TooLarge",
     "Unavailable",
+    "WrongKey",
     "open",
 ]
 
@@ -80,6 +87,8 @@ __all__ = [
 # program that only catches our errors, or prints its help, needs neither.
 _HOMES = {
     "AgentSession": "model",
+    "Audit": "auditing",
+    "AuditLine": "auditing",
     "Checkpoint": "model",
     "CheckpointManager": "checkpoints",
     "CheckpointStore": "files",

@@ -31,10 +31,13 @@ from saveslot.model import (
     fresh_key,
     now,
 )
+from saveslot.opening import encryption_keys
 from saveslot.portal import Resident
 from saveslot.retention import Retention, pins
+from saveslot.sealing import SealedStore
 from saveslot.slot import Draft, Point, Slot, beginning, creation
 from saveslot.stores import Store, open_store
+from saveslot.stores.chained import ChainedStore
 from saveslot.timeline import Timeline, needed, note_of, shown
 
 R = TypeVar("R")
@@ -52,7 +55,13 @@ class CheckpointManager:
     """
 
     def __init__(
-        self, session_id: str, max_checkpoints: int = 100, compress_after: int = 50, url: str = "memory:"
+        self,
+        session_id: str,
+        max_checkpoints: int = 100,
+        compress_after: int = 50,
+        url: str = "memory:",
+        *,
+        encryption_key: codec.Keys | None = None,
     ) -> None:
         self.session_id = as_name(session_id, "session_id")
         if max_checkpoints < 1:
@@ -65,7 +74,11 @@ class CheckpointManager:
         self._limit = Retention(max_checkpoints=max_checkpoints)  # what only adds to a history does not compress it
         self._lock = threading.Lock()
         self._callback: Callable[[Checkpoint], object] | None = None
-        self._log = _Memory(session_id) if url.partition(":")[0] == "memory" else _Stored(session_id, url)
+        self._log = (
+            _Memory(session_id)
+            if url.partition(":")[0] == "memory"
+            else _Stored(session_id, url, encryption_keys(encryption_key))
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -294,14 +307,15 @@ class _Memory(_Log):
 
 
 class _Stored(_Log):
-    def __init__(self, session_id: str, url: str) -> None:
+    def __init__(self, session_id: str, url: str, keys: codec.Keys | None) -> None:
         super().__init__(session_id)
+        keyring = None if keys is None else codec.Keyring.of(keys)
         self._seen = 0
         self._key: bytes | None = None
         self._head: Head | None = None  # as of the last look
         self._slot: Slot | None = None
         self._refused = False  # so look before the next write
-        self._store: Resident[Store] = Resident(lambda: open_store(url), lambda store: store.close())
+        self._store: Resident[Store] = Resident(lambda: _opened(url, keyring), lambda store: store.close())
         self.look()
 
     def look(self) -> None:
@@ -382,6 +396,10 @@ class _Stored(_Log):
         frames = await store.entries(self._key or b"", ranges, kinds=DATA_KINDS) if ranges else []
         timeline = Timeline(self.session_id, frames)
         return [timeline.checkpoint(entry, Checkpoint) for entry in entries]
+
+
+async def _opened(url: str, keyring: codec.Keyring | None) -> Store:
+    return SealedStore(ChainedStore(await open_store(url)), keyring)
 
 
 def _repeats(entry: Entry, before: Entry) -> bool:

@@ -10,6 +10,8 @@ SaveslotError
 ├── InvalidInput          a value cannot be stored, or makes no sense        path, reason
 ├── TooLarge              over a limit                                       limit, size
 ├── Corrupt               stored bytes are damaged                           where, tried
+├── KeyMissing            sealed with a key that was not given               key_id
+│   └── WrongKey          another key was given under that id                key_id
 ├── HistoryLost           the database went back in time
 ├── StepUnknown           a step started and nobody knows whether it ended   name, key
 ├── StepFailed            a step failed before, and nobody said to retry it  name, key, error
@@ -110,6 +112,22 @@ class Corrupt(SaveslotError):
         super().__init__(f"{where}: {reason}; restore it from a backup, or roll back to an older checkpoint")
         self.where = where
         self.reason = reason
+
+
+class KeyMissing(SaveslotError):
+    """The session is sealed with a key that was not given. Nothing of it was read or written."""
+
+    code = "key_missing"
+
+    def __init__(self, message: str, *, key_id: str = "") -> None:
+        super().__init__(message)
+        self.key_id = key_id
+
+
+class WrongKey(KeyMissing):
+    """A key was given under the id that the session names, but it is another one."""
+
+    code = "wrong_key"
 
 
 class HistoryLost(SaveslotError):

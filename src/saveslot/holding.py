@@ -17,8 +17,8 @@ from saveslot.lifeline import Lifeline, checked, jittered
 from saveslot.log import Head, Outcome, Query
 from saveslot.model import AgentSession, Data, Kind, as_name
 from saveslot.reading import SessionReader
+from saveslot.sealing import SealedStore
 from saveslot.slot import Draft, Point, refusal
-from saveslot.stores import Store
 
 R = TypeVar("R")
 
@@ -32,7 +32,7 @@ class SessionHolder(SessionReader):
     """A reader that can take sessions into its hands."""
 
     def __init__(
-        self, store: Store, namespace: str, limit: int, *, worker_beat: float, worker_ttl: float, max_block: float
+        self, store: SealedStore, namespace: str, limit: int, *, worker_beat: float, worker_ttl: float, max_block: float
     ) -> None:
         super().__init__(store, namespace)
         self.running: set[asyncio.Future[Any]] = set()
@@ -100,6 +100,8 @@ class SessionHolder(SessionReader):
     def _open(self, head: Head, query: Query) -> bool:
         """True for one that is still as it was found. Of our own worker's only what a claim took and nobody got."""
         row = head.row
+        if row.locked is not None:  # sealed with a key that this worker was not given: others' work
+            return False
         if query.owner is not None and self._lifeline is not None:
             stray = row.owner == query.owner and row.lease not in self._lifeline.holders
             return stray and head.last.kind is Kind.CLAIMED and row.state == query.state

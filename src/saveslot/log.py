@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
-from saveslot.errors import InvalidInput
+from saveslot.errors import InvalidInput, SaveslotError
 from saveslot.model import Kind
 
 TAKING_KINDS = frozenset({Kind.TAKEN, Kind.CLAIMED})
@@ -72,6 +72,7 @@ class Row(msgspec.Struct):
     now: int = 0  # the store's clock when this was read; read only
     deleted_at: int = 0  # read only
     weight: int = 0  # bytes of its frames and notes; read only, and only where ended or deleted ones were asked for
+    locked: SaveslotError | None = None  # why its body is sealed and cannot be read; read only
 
 
 class Worker(msgspec.Struct):

@@ -9,9 +9,9 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from saveslot import codec, refs
-from saveslot.errors import Corrupt, LeaseHeld, NotFound
+from saveslot.errors import Corrupt, KeyMissing, LeaseHeld, NotFound
 from saveslot.lifecycle import SessionState, follow
-from saveslot.log import Entry, Head, moment
+from saveslot.log import Entry, Head, Row, moment
 from saveslot.model import (
     DATA_KINDS,
     HIDING_KINDS,
@@ -196,8 +196,11 @@ class Lookup:
         at_seen = came[:1] and came[0].seq == seen and came[0].append_id == append_id
         return bool(at_seen) and all(entry.kind in KEEPING_KINDS for entry in came[1:])
 
-    def session(self, head: Head) -> AgentSession:
+    def session(self, head: Head, *, locked: bool = False) -> AgentSession:
+        """`locked`: one that is sealed and cannot be opened may be shown, without its context and metadata."""
         row, last = head.row, head.last
+        if isinstance(row.locked, KeyMissing) and not locked:
+            raise row.locked
         known: Data = {
             "session_id": row.session_id,
             "agent_type": row.agent_type,
@@ -207,12 +210,13 @@ class Lookup:
             "last_heartbeat": moment(max(row.heartbeat, last.alive)),
         }
         try:
-            told: Data = codec.read_note(row.body)
+            told = _about(row)
         except Corrupt as exc:  # who lists, claims or ends many sessions must not stop at one
             session, texts = DamagedSession(exc, **known, labels=row.labels), dict[str, bytes]()
         else:
             session, texts = AgentSession(**known, **told), {part: codec.encode(told[part], part)[0] for part in ABOUT}
         session.seen = Seen(row.key, last.seq, last.append_id, texts)
+        session.locked = isinstance(row.locked, KeyMissing)
         session.owner = None if row.lease is None else Owner(row.worker, row.left / 1_000_000)
         return session
 
@@ -232,3 +236,12 @@ class Lookup:
 
 def unknown(session_id: str, namespace: str) -> NotFound:
     return NotFound(f"no session {session_id} in namespace {namespace}; find() and `saveslot ls` list what is there")
+
+
+def _about(row: Row) -> Data:
+    """Context, metadata and labels; of a session whose key we have not only what its row shows."""
+    if isinstance(row.locked, KeyMissing):
+        return {"context": {}, "metadata": {}, "labels": row.labels}
+    if row.locked is not None:
+        raise row.locked
+    return codec.read_note(row.body)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
-from saveslot import codec, transfer
+from saveslot import codec, erasing, rewrapping, transfer
 from saveslot.errors import AlreadyExists, Conflict, Corrupt, InvalidInput, InvalidTransition, NotFound
 from saveslot.garbage import SessionCollector
 from saveslot.keeper import Chores, Keeper
@@ -37,10 +37,12 @@ from saveslot.model import (
 from saveslot.recent import MAX_AGE, Level
 from saveslot.retention import DEFAULT, OWN, Retention, Rules
 from saveslot.saving import Save, drafted
+from saveslot.sealing import SealedStore
 from saveslot.settling import settled
 from saveslot.slot import ABOUT, Draft, Point, Slot, beginning, creation, refusal
 from saveslot.slots import Doubts
 from saveslot.stores import Store
+from saveslot.stores.chained import ChainedStore
 from saveslot.stores.memory import MemoryStore
 from saveslot.stores.metered import metered
 from saveslot.timeline import shown
@@ -67,6 +69,7 @@ class SessionManager(SessionCollector):
         *,
         schema: str = "saveslot",
         store: Store | None = None,
+        encryption_key: codec.Keys | None = None,
         max_state_bytes: int = codec.MAX_STATE,
         worker_beat: float = 5.0,
         worker_ttl: float = 20.0,
@@ -85,9 +88,10 @@ class SessionManager(SessionCollector):
             from saveslot.stores.tiered import TieredStore
 
             store = TieredStore(store, redis_client, session_ttl_hours * 3600)
+        keyring = None if encryption_key is None else codec.Keyring.of(encryption_key)
         self._telling = metered(store or MemoryStore())
         super().__init__(
-            self._telling,
+            SealedStore(ChainedStore(self._telling), keyring),
             namespace,
             max_state_bytes,
             worker_beat=worker_beat,
@@ -337,7 +341,7 @@ class SessionManager(SessionCollector):
     async def _sweep(self, keys: list[bytes], silence: int) -> int:
         drafts: list[Draft] = []
         for head in await self._store.heads(keys):
-            if head is None or head.row.state != SessionState.ACTIVE:
+            if head is None or head.row.state != SessionState.ACTIVE or head.row.locked is not None:
                 continue
             # No limit: a context without room for the reason must not stop the sweep.
             draft = Draft(head.row.key, Point.of(head)._replace(about=codec.State()), 1 << 40)
@@ -351,6 +355,44 @@ class SessionManager(SessionCollector):
             drafts.append(draft)
         verdicts = await self._store.append([draft.group for draft in drafts])
         return sum(verdict.outcome is Outcome.APPENDED for verdict in verdicts)
+
+    async def erase(self, session_id: str | None = None, user_id: str | None = None, *, dry_run: bool = False) -> Data:
+        """Remove all that a session held, or a user's sessions with all their forks, from every tier, for good.
+
+        Also what was only deleted before. Entries stay, without content: `audit` shows them. Held sessions are erased
+        too; their holders are told at their next verb. Interrupted, the next call goes on; a second one finds nothing.
+        The ids, and how many entries held something.
+        """
+        if (session_id is None) == (user_id is None):
+            raise InvalidInput("erase", "name a session or a user, one of them")
+        await erasing.able(self._store)
+        if session_id is not None:
+            rows = await erasing.of_session(self._store, self.namespace, as_name(session_id, "session_id"))
+            if not rows:
+                raise unknown(session_id, self.namespace)
+        else:
+            rows = await erasing.of_user(self._store, self.namespace, as_name(user_id, "user_id"))
+        told: Data = {"sessions": sorted({row.session_id for row in rows}), "entries": 0}
+        if not dry_run:
+            for row in rows:
+                told["entries"] += await erasing.erase(self._store, row)
+                self._slots.forget(self._slots.get(row.session_id))
+            await erasing.scrubbed(self._store)
+        return told
+
+    # Keys
+
+    async def rotate_keys(self) -> Data:
+        """Wrap the key of every sealed session of this namespace by the newest key given. No session is disturbed.
+
+        Killed half-way, the next call goes on. Old keys may go once `key_ids` does not name them any more; before, all
+        managers must have been given the new one.
+        """
+        return await rewrapping.rotate(self._store, self.namespace)
+
+    async def key_ids(self) -> dict[str, int]:
+        """How many sessions of this namespace each key is in use for, by its id; "" for those that are not sealed."""
+        return await rewrapping.in_use(self._store, self.namespace)
 
     # Checkpoints
 
@@ -450,7 +492,7 @@ class SessionManager(SessionCollector):
     @settled
     async def import_session(self, json: str, *, session_id: str | None = None) -> AgentSession:
         """Store what `export` wrote, with its numbers and times: under its own id, or under another."""
-        session, entries = transfer.parsed(json)
+        session, entries = transfer.parsed(json, self._store.keyring)
         session.session_id = session.session_id if session_id is None else as_name(session_id, "session_id")
         draft = Draft(fresh_key(), beginning(), self._limit)
         for _ in transfer.fill(draft, entries):

@@ -300,6 +300,8 @@ class AgentSession:
     seen: Seen | None = field(default=None, init=False, repr=False, compare=False)
     staged: list[Staged] = field(default_factory=list[Staged], init=False, repr=False, compare=False)
     owner: Owner | None = field(default=None, init=False, repr=False, compare=False)  # as of reading
+    # In a list: sealed with a key that was not given, so context and metadata are left out; get_session raises then.
+    locked: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         as_name(self.session_id, "session_id")

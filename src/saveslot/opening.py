@@ -22,6 +22,9 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
     `session_ttl_hours` after their last use) or `memory:`; `hot` puts a Valkey in front, `valkey://host`. What
     is left out comes from the environment (`SAVESLOT_URL`, `SAVESLOT_HOT`, `SAVESLOT_NAMESPACE`) or from
     `saveslot.toml`; else it is one SQLite file among the user's data.
+
+    `encryption_key` (or `SAVESLOT_ENCRYPTION_KEY`) seals the sessions made from now on: 32 bytes, their base64 text, or
+    several by id, the one for new sessions first. A sealed session is read with the key it was sealed with.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
         *,
         hot: str | None = None,
         namespace: str | None = None,
+        encryption_key: codec.Keys | None = None,
         session_ttl_hours: float = 24,
         max_state_bytes: int = codec.MAX_STATE,
         worker_beat: float = 5.0,
@@ -44,6 +48,7 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
             raise InvalidInput("hot", f"{self._hot!r} ({told['hot'].source}) is no valkey:// or redis:// URL")
         self._options: dict[str, Any] = {
             "namespace": told["namespace"].value,
+            "encryption_key": encryption_keys(encryption_key),
             "session_ttl_hours": session_ttl_hours,
             "max_state_bytes": max_state_bytes,
             "worker_beat": worker_beat,
@@ -81,6 +86,14 @@ def located(url: str | None = None, hot: str | None = None, namespace: str | Non
     """Which store and namespace these arguments lead to, and who said so."""
     defaults = {"url": Setting(default_url(), "default"), "namespace": Setting("default", "default")}
     return defaults | settings.resolve(url=url or None, hot=hot, namespace=namespace)
+
+
+def encryption_keys(given: codec.Keys | None = None) -> codec.Keys | None:
+    """The keys to seal with: the caller's, or those of the environment or `saveslot.toml`."""
+    if given is not None:
+        return given
+    found = settings.resolve().get("encryption_key")
+    return None if found is None else found.value
 
 
 def default_url() -> str:

@@ -9,6 +9,9 @@ from datetime import datetime, timedelta
 from typing import Literal, TypeVar
 
 from saveslot import analysis, difference, glance, refs, transfer
+from saveslot.auditing import Audit, nothing, trail
+from saveslot.codec.parcel import Parcel
+from saveslot.erasing import of_session
 from saveslot.errors import Corrupt, InvalidInput
 from saveslot.lifecycle import SessionState
 from saveslot.log import Counts, Entry, Event, Head, Query, Sample, micros
@@ -26,8 +29,8 @@ from saveslot.model import (
     as_time,
 )
 from saveslot.recent import MAX_AGE, Level, Recent
+from saveslot.sealing import SealedStore
 from saveslot.slot import ABOUT_KINDS
-from saveslot.stores import Store
 from saveslot.timeline import merged, note_of
 
 C = TypeVar("C", bound=SessionCheckpoint)
@@ -53,7 +56,7 @@ class Page(list[AgentSession]):
 class SessionReader:
     """Sessions and their checkpoints in one namespace of one store, to look at."""
 
-    def __init__(self, store: Store, namespace: str) -> None:
+    def __init__(self, store: SealedStore, namespace: str) -> None:
         self.namespace = as_name(namespace, "namespace")
         self._store = store
         self._lookup = Lookup(store, namespace)
@@ -132,7 +135,8 @@ class SessionReader:
         store = self._recent.at(level, max_age)
         rows = await store.find(query, refs.place(after), limit)
         heads = await store.heads([row.key for row in rows])
-        page = Page(self._lookup.session(head) for head in heads if head is not None and _still(head, query))
+        found = [head for head in heads if head is not None and _still(head, query)]
+        page = Page(self._lookup.session(head, locked=True) for head in found)
         page.next = refs.cursor((rows[-1].created_at, rows[-1].key)) if len(rows) == limit else None
         return page
 
@@ -184,7 +188,9 @@ class SessionReader:
         query = self._query(agent_type, user_id, state, labels, created_after, created_before, text, None, False)  # noqa: FBT003
         counts = await self._store.count(query, sample)
         found = counts.sample or Sample(0)
-        reasons = Counter(_reason(entry, key) for key, entry in found.failures)
+        reasons = Counter(
+            "(sealed)" if self._store.is_locked(key) else _reason(entry, key) for key, entry in found.failures
+        )
         return {
             **_counted(counts),
             **analysis.analysed(found, between, bucket),
@@ -301,13 +307,29 @@ class SessionReader:
             "stored_bytes": sum(entry.size for entry in entries),
         }
 
-    async def export(self, id: str) -> str:
-        """The session as JSON text: its first state, then what changed. `import_session` reads it."""
-        return "".join([part async for part in self.export_parts(id)])
+    async def export(self, id: str, *, plain: bool = False) -> str:
+        """The session as JSON text: its first state, then what changed. `import_session` reads it.
 
-    async def export_parts(self, id: str) -> AsyncIterator[str]:
+        A sealed session's export is sealed too, unless it is asked for `plain`.
+        """
+        return "".join([part async for part in self.export_parts(id, plain=plain)])
+
+    async def export_parts(self, id: str, *, plain: bool = False) -> AsyncIterator[str]:
         """The same text in pieces, for sessions that should not stand in memory whole."""
         head = await self._lookup.existing(id)
+        parts = self._export(head)
+        keyring = None if plain else self._store.keyring_of(head.row.key)
+        if keyring is None:
+            async for part in parts:
+                yield part
+            return
+        sealed = Parcel(keyring, self.namespace)
+        yield transfer.sealed_opening(self._lookup.session(head), sealed.head)
+        async for part in parts:
+            yield sealed.part(part)
+        yield sealed.part("", last=True) + transfer.CLOSING
+
+    async def _export(self, head: Head) -> AsyncIterator[str]:
         session = self._lookup.session(head)
         key, last = head.row.key, head.last.seq
         thinned = await self._lookup.hidden(head)
@@ -320,7 +342,7 @@ class SessionReader:
                     timeline = await self._lookup.timeline(head, (e for e in entries if e.seq not in thinned))
                     break
                 except Overtaken:
-                    head = await self._lookup.existing(id)
+                    head = await self._lookup.existing(session.session_id)
                     thinned = await self._lookup.hidden(head)
             abouts = await self._lookup.timeline(head, entries, ABOUT_KINDS)
             steps = merged((e.seq, e.seq) for e in entries if e.kind is Kind.STEP_FINISHED)
@@ -331,6 +353,19 @@ class SessionReader:
                 yield writer.line(entry, None if gone else timeline if entry.kind in DATA_KINDS else abouts)
                 await asyncio.sleep(0)  # a long export must not keep others from running
         yield transfer.CLOSING
+
+    async def audit(self, id: str, *, link: str | None = None) -> Audit:
+        """Who did what when, without content: of the newest session of that id, also when it was deleted or erased.
+
+        It is verified: `misfit` names the first entry that was changed, removed, inserted or moved in the store.
+        `link`: the `head` of an earlier audit, kept elsewhere, which must still be there.
+        """
+        head = await self._lookup.head(id)
+        rows = [head.row] if head is not None else await of_session(self._store, self.namespace, id)
+        if not rows:
+            raise nothing(id, self.namespace)
+        entries = await self._store.stored.stored.entries(rows[0].key, frames=False)
+        return trail(rows[0], entries, link)
 
     async def watch(self, id: str | None = None, after: str | int | None = None) -> AsyncIterator[Event]:
         """What is appended from now on (or behind `after`), by anyone, in commit order: no gap, no repeat.

@@ -3,7 +3,8 @@
 Each setting is looked for on its own, and the first that is set wins:
 
     argument                    open(url=…), saveslot --store …
-    environment                 SAVESLOT_URL, SAVESLOT_HOT, SAVESLOT_NAMESPACE (an empty one counts as not set)
+    environment                 SAVESLOT_URL, SAVESLOT_HOT, SAVESLOT_NAMESPACE, SAVESLOT_ENCRYPTION_KEY
+                                (an empty one counts as not set)
     the folder's file           saveslot.toml in the working folder or the nearest folder above it
     the user's file             saveslot.toml in ~/.config/saveslot (or where the platform keeps configuration)
     default                     one SQLite file among the user's data, no hot tier, namespace "default"
@@ -29,7 +30,7 @@ from saveslot.errors import InvalidInput
 from saveslot.stores import sqlite_path
 
 FILE = "saveslot.toml"
-KEYS = ("url", "hot", "namespace")
+KEYS = ("url", "hot", "namespace", "encryption_key")
 
 
 class Setting(NamedTuple):

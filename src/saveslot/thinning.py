@@ -26,10 +26,10 @@ from saveslot.lifecycle import COMPLETED, FAILED, SessionState
 from saveslot.log import MICROSECOND, Entry, Head, Place, Query, micros
 from saveslot.model import DATA_KINDS, HIDING_KINDS, KEEPING_KINDS, Checkpoint, Kind, as_name, now
 from saveslot.retention import Retention, Rules, checked, pins, rule_of
+from saveslot.sealing import SealedStore
 from saveslot.settling import settled
 from saveslot.slot import Draft, Point, Slot
 from saveslot.slots import Slots
-from saveslot.stores import Store
 from saveslot.timeline import needed, shown
 
 # Between marking and emptying: longer than anybody reads.
@@ -92,7 +92,7 @@ class SessionThinner(SessionHolder):
 
     def __init__(
         self,
-        store: Store,
+        store: SealedStore,
         namespace: str,
         limit: int,
         *,
@@ -206,6 +206,8 @@ class SessionThinner(SessionHolder):
                         self._slots.forget(slot)
 
     def _rule(self, head: Head) -> Retention:
+        if head.row.locked is not None:
+            raise head.row.locked
         return rule_of(self._rules, head.row.agent_type, codec.read_note(head.row.body)["metadata"])
 
     async def _headers(self, head: Head) -> Headers:
@@ -239,7 +241,9 @@ class SessionThinner(SessionHolder):
             while rows := await self._store.find(Query(namespace=self.namespace, state=state.value), after, LOOK):
                 after = (rows[-1].created_at, rows[-1].key)
                 for head in await self._store.heads([row.key for row in rows]):
-                    if head is not None and self._idle.get(head.row.key) != head.last.append_id:
+                    if head is None or head.row.locked is not None:  # sealed: only who has its key may write a mark
+                        continue
+                    if self._idle.get(head.row.key) != head.last.append_id:
                         with suppress(InvalidInput):
                             done += await self._thin_one(head, grace)
                 await asyncio.sleep(0)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, cast
 
 from saveslot import codec, difference
+from saveslot.codec import parcel
 from saveslot.errors import Corrupt, InvalidInput
 from saveslot.log import Entry, micros, moment
 from saveslot.model import (
@@ -42,9 +43,19 @@ UNHEARD = frozenset({Kind.TOMBSTONE, Kind.THINNED})
 
 
 def opening(session: AgentSession) -> str:
+    return f'{_session(session)},\n "entries": ['
+
+
+def sealed_opening(session: AgentSession, head: Data) -> str:
+    """In front of the sealed parts stands what is readable in the store, too."""
+    bare = AgentSession.from_dict({**session.to_dict(), "context": {}, "metadata": {}, "checkpoints": []})
+    return f'{_session(bare)},\n "sealed": {_text(head)},\n "parts": ['
+
+
+def _session(session: AgentSession) -> str:
     told = session.to_dict()
     del told["checkpoints"]
-    return f'{{"saveslot": {VERSION}, "session": {_text(told)},\n "entries": ['
+    return f'{{"saveslot": {VERSION}, "session": {_text(told)}'
 
 
 class Exporter:
@@ -107,8 +118,8 @@ def read_json(text: str) -> Any:
         raise InvalidInput("import", f"is not JSON ({exc})") from None
 
 
-def parsed(text: str) -> tuple[AgentSession, list[Data]]:
-    """An export's session (without checkpoints) and entries, checked as a whole."""
+def parsed(text: str, keyring: codec.Keyring | None = None) -> tuple[AgentSession, list[Data]]:
+    """An export's session (without checkpoints) and entries, checked as a whole; a sealed one is opened first."""
     found = read_json(text)
     if not isinstance(found, dict) or "saveslot" not in found:
         raise InvalidInput("import", "is not an export of a session (it has no key `saveslot`)")
@@ -117,6 +128,8 @@ def parsed(text: str) -> tuple[AgentSession, list[Data]]:
         raise InvalidInput(
             "import", f"has format {told['saveslot']!r}, this Saveslot reads {VERSION}; upgrade saveslot"
         )
+    if "sealed" in told:
+        return parsed(parcel.opened(told["sealed"], told.get("parts"), keyring))
     try:
         told = cast("Data", codec.decode(text.encode(), tagged=True))
     except (Corrupt, UnicodeEncodeError) as exc:

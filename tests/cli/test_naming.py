@@ -147,13 +147,15 @@ def test_every_error_has_its_exit_code():
         "step_unknown": 1,
         "step_failed": 1,
         "unavailable": 6,
+        "key_missing": 4,
+        "wrong_key": 4,
     }
 
 
 def test_help_names_every_command(run):
     """`saveslot` alone and --help show the same page, with every command on it."""
-    told = "bench completion copy demo diff doctor export fork gc import keeper log ls migrate pause pin resume"
-    told += " rm rollback show stats tail thin top unpin"
+    told = "audit bench completion copy demo diff doctor erase export fork gc import keeper key log ls migrate pause"
+    told += " pin resume rm rollback show stats tail thin top unpin"
     assert sorted(name for _, commands in COMMANDS.values() for name in commands) == told.split()
     page = run().out
     assert run("--help").out == page

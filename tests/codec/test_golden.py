@@ -19,6 +19,7 @@ import apsw
 import pytest
 
 from saveslot import codec
+from saveslot.codec.cipher import Body, Cipher, place_of
 from saveslot.codec.frame import SEAL, ZSTD, chained, unpack
 from saveslot.model import Kind
 
@@ -90,6 +91,12 @@ RECIPES = {
     "recipe-one": codec.Recipe(((7, 7),), 1, 0, 300),
     "recipe": codec.Recipe(((1, 1), (34, 34), (35, 37), (40, 43)), 2, 6, 532_884, 17_210, 4_321),
 }
+
+
+# As in FORMAT.md: the caller's key, a session of the namespace `default`, and entry 2 of it, a checkpoint.
+KEYRING = codec.Keyring({"2026": bytes(range(32))})
+PLACE = place_of("default", UUID("0198c0de-0000-7000-8000-000000000001").bytes)
+ENTRY = bytes((Kind.CHECKPOINT,)) + (2).to_bytes(8, "big")
 
 
 def told(value: Any) -> Any:
@@ -173,6 +180,22 @@ def test_recipes_are_written_as_they_were(name: str) -> None:
     assert RECIPES[name].pack() == stored(f"{name}.recipe")
 
 
+def test_sealed_bytes_are_opened() -> None:
+    """A body's wrapped key opens with the caller's, and with it the body, a frame and a note of that session."""
+    body = Body.unpack(stored("sealed.body"))
+    assert body is not None
+    assert body.key_id == "2026"
+    cipher = Cipher(KEYRING.unwrap(body.key_id, body.wrapped, "default", PLACE, "the session"), PLACE)
+    assert (
+        cipher.unseal(body.sealed, b"body")
+        == codec.note({"context": {}, "metadata": {}, "labels": {}}, "session")[SEAL:]
+    )
+    digest = cipher.masked(stored("sealed.digest"), ENTRY)
+    assert digest == chained(b"", stored("keyframe.1.frame"))
+    assert cipher.unseal_frame(stored("sealed.frame"), ENTRY + digest) == stored("keyframe.1.frame")
+    assert cipher.unseal_note(stored("sealed.note"), ENTRY) == stored("note.note")
+
+
 def test_every_form_of_a_frame_is_among_them() -> None:
     """Keyframes and patches, plain and tagged, as they are and by zstd."""
     assert {frame[1] for found in FRAMES.values() for frame in found} == set(range(8))
@@ -194,7 +217,14 @@ def test_the_samples_in_format_md_are_real(file: str) -> None:
 
 def test_format_md_shows_what_matters() -> None:
     """There is a sample of a keyframe, a patch, a note and a recipe; the digests and tagged values are real."""
-    assert set(SAMPLES) == {"keyframe.1.frame", "patch.2.frame", "note.note", "recipe.recipe"}
+    assert set(SAMPLES) == {
+        "keyframe.1.frame",
+        "patch.2.frame",
+        "note.note",
+        "recipe.recipe",
+        "sealed.frame",
+        "sealed.body",
+    }
     for count in (1, 2):
         digest = digest_of([stored(file) for file in parts("patch")[:count]]).hex()
         assert f"`{digest[:16]}…`" in FORMAT
@@ -238,6 +268,15 @@ def main() -> None:
     for name, recipe in RECIPES.items():
         add(f"{name}.recipe", recipe.pack())
         known.setdefault(name, {"value": recipe._asdict()})
+    if not (HERE / "sealed.body").exists():
+        key = random.Random(7).randbytes(32)
+        cipher, frame = Cipher(key, PLACE), stored("keyframe.1.frame")
+        about = codec.note({"context": {}, "metadata": {}, "labels": {}}, "session")
+        digest = chained(b"", frame)
+        add("sealed.body", Body(*KEYRING.wrap(key, "default", PLACE), cipher.seal(about[SEAL:], b"body")).pack())
+        add("sealed.frame", cipher.seal_frame(frame, ENTRY + digest))
+        add("sealed.note", cipher.seal_note(stored("note.note"), ENTRY))
+        add("sealed.digest", cipher.masked(digest, ENTRY))
     (HERE / "index.json").write_text(json.dumps(known, indent=1, ensure_ascii=True) + "\n")
 
 

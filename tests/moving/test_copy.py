@@ -7,7 +7,7 @@ from itertools import product
 import msgspec
 import pytest
 
-from saveslot import SessionManager, Unavailable
+from saveslot import KeyMissing, SessionManager, Unavailable
 from saveslot.log import Query
 from saveslot.moving import landing, parcel
 from saveslot.moving.copying import copied
@@ -177,3 +177,27 @@ async def test_namespaces_stay_apart(fresh):
     await copied(origin, away, "other")
     assert await told(away) == {}
     assert await told(away, "other") == await told(origin, "other")
+
+
+@pytest.mark.parametrize("second", BACKENDS)
+async def test_a_sealed_session_is_copied_as_it_is(fresh, second):
+    """The copier needs no key. With it the copy reads as the original and goes on; links noted before still prove."""
+    key = bytes(range(32))
+    origin, away = await fresh("sqlite"), await fresh(second)
+    sealed = SessionManager(store=origin, encryption_key=key)
+    await sealed.create_session("tutor", "anna", {"topic": "fractions"}, session_id="s")
+    async with sealed.hold("s") as held:
+        for n in range(3):
+            await held.checkpoint("asked", {"n": n}, metadata={"why": "so"})
+    await sealed.rollback("s", "~1")
+    noted = (await sealed.audit("s")).head
+    report = await copied(origin, away, "default")
+    assert (report.landed, report.problems) == (["s"], [])
+    assert await logs(origin) == await logs(away)
+    with pytest.raises(KeyMissing):
+        await SessionManager(store=away).get_session("s")
+    there = SessionManager(store=away, encryption_key=key)
+    assert (await there.get_data("s"), (await there.get_session("s")).context) == ({"n": 1}, {"topic": "fractions"})
+    assert await there.export("s", plain=True) == await sealed.export("s", plain=True)
+    await there.checkpoint("s", "on", {"n": 9})
+    assert (await there.audit("s", link=noted)).misfit is None

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from saveslot import InvalidInput, SessionManager, Unavailable
+from saveslot.codec import Keyring
 from saveslot.moving import lines
 from saveslot.moving.landing import Landing, Report
+from saveslot.sealing import SealedStore
 from saveslot.stores import Store
+from saveslot.stores.chained import ChainedStore
+from saveslot.stores.memory import MemoryStore
 
 from .conftest import BACKENDS, lived, told
 
@@ -163,3 +167,25 @@ async def test_an_import_that_was_interrupted_is_finished_by_the_next(fresh, tmp
     report = await imported(other, tmp_path / "out")
     assert (report.problems, len(report.landed) + report.already) == ([], 23)
     assert await told(origin) == await told(other)
+
+
+async def test_sealed_sessions_stay_sealed_in_the_folder(tmp_path):
+    """With the key they are exported sealed, and read back with it; without it each is told, and nothing else lost."""
+    key, secret = Keyring.of(bytes(range(32))), "under the third stair"
+    store, other = MemoryStore(), MemoryStore()
+    sessions = SessionManager(store=store, encryption_key=bytes(range(32)))
+    await sessions.create_session("tutor", session_id="sealed")
+    await sessions.checkpoint("sealed", "asked", {"secret": secret})
+    await SessionManager(store=store).create_session("tutor", session_id="plain")
+    done = await exported(store, tmp_path / "keyless")
+    assert (done.sessions, [problem.what for problem in done.problems]) == (1, ["session sealed"])
+    assert (await exported(store, tmp_path / "out", keyring=key)).sessions == 2
+    assert secret.encode() not in b"".join(path.read_bytes() for path in (tmp_path / "out").iterdir())
+    report = Report()
+    await Landing(SealedStore(ChainedStore(other), key), report).take(lines.parcels(tmp_path / "out", "default", key))
+    assert (sorted(report.landed), report.problems) == (["plain", "sealed"], [])
+    there = SessionManager(store=other, encryption_key=bytes(range(32)))
+    assert await there.get_data("sealed") == {"secret": secret}
+    assert (await there.audit("sealed")).unlinked == 0
+    assert (await exported(store, tmp_path / "open", keyring=key, plain=True)).problems == []
+    assert secret.encode() in b"".join(path.read_bytes() for path in (tmp_path / "open").iterdir())

@@ -16,7 +16,7 @@ import valkey
 from valkey.asyncio import Valkey as Client
 
 import saveslot
-from saveslot import InvalidInput, SessionManager
+from saveslot import InvalidInput, SessionManager, Unavailable
 from saveslot.log import Entry, Head, Ref
 from saveslot.metrics import Counters
 from saveslot.stack import Postgres, Valkey
@@ -27,6 +27,7 @@ from saveslot.stores.postgres import PostgresStore
 from saveslot.stores.sqlite import SqliteStore
 from saveslot.stores.tiered import TieredStore
 from saveslot.testing import Clock, Pen, StoreConformance, behaves_like_memory
+from saveslot.testing.conformance.desk import Desk, on_a_desk
 
 # Longer than any log of the suites: whoever asks for a whole log asks for this much of it, so that Valkey is asked too.
 WHOLE = 1000
@@ -121,6 +122,15 @@ class TestWithoutValkey(TestOverSqlite):
     @pytest.fixture(autouse=True)
     def nowhere(self, reached: None) -> None:  # noqa: ARG002  (after that one)
         type(self).url = "valkey://127.0.0.1:1"
+
+    @on_a_desk
+    async def test_notes_are_emptied_to_their_seals(self, desk: Desk) -> None:
+        """The database has dropped them; whoever erases is told that copies may be left."""
+        pen = await desk.create()
+        await desk.land(pen, pen.group(2, note=b"0123456789abcdef and more"))
+        with pytest.raises(Unavailable, match="erase again"):
+            await desk.store.empty(pen.key, [2], notes=True)
+        assert [(entry.frame, entry.note) for entry in await desk.log(pen)][1] == (None, b"0123456789abcdef")
 
 
 def test_sqlite_and_valkey_behave_like_memory(server: Valkey, tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """Valkey alone behaves like every other store, on a real server."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import valkey
 
+import saveslot
 from saveslot.log import Query
 from saveslot.stack import Valkey
 from saveslot.stores import Store
@@ -26,6 +29,7 @@ def reached(server: Valkey) -> None:
 
 
 class TestValkey(StoreConformance):
+    erases = False  # its sessions end by themselves
     url: ClassVar[str]
 
     async def open(self, folder: Path, clock: Clock) -> Store:  # noqa: ARG002  (a server has no folder)
@@ -49,3 +53,30 @@ def test_valkey_behaves_like_memory(server: Valkey) -> None:
         )
 
     behaves_like_memory(open_two, examples=30, steps=40)
+
+
+async def test_sealed_sessions_live_in_valkey(server: Valkey) -> None:
+    """With a key nothing that the agent saved lies open in the server, and only the key reads it; it is thinned too."""
+    url, key, secret = f"{server.url}/7", bytes(range(32)), "the secret of anna"
+    async with saveslot.open(url, encryption_key=key) as sessions:
+        await sessions.create_session("tutor", context={"topic": secret}, session_id="s")
+        for n in range(9):
+            await sessions.checkpoint("s", "asked", {"secret": secret, "n": n}, {"why": secret})
+        rule = saveslot.Retention(keep_last=1, keep_latest_per_name=False)
+        thinned = await sessions.thin("s", rule, grace=timedelta(0))
+        assert (thinned.marked, thinned.emptied > 0) == (7, True)
+    with valkey.Valkey.from_url(url) as client:
+        stored = [client.dump(name) for name in client.scan_iter()]
+    assert stored
+    assert not any(secret.encode() in (value or b"") for value in stored)
+    async with saveslot.open(url) as sessions:
+        assert [session.locked for session in await sessions.find()] == [True]
+        with pytest.raises(saveslot.KeyMissing):
+            await sessions.get_data("s")
+    async with saveslot.open(url, encryption_key=key) as sessions:
+        assert await sessions.get_data("s") == {"secret": secret, "n": 8}
+        assert (await sessions.audit("s")).misfit is None
+        with pytest.raises(saveslot.InvalidInput, match="cannot erase"):
+            await sessions.erase("s")
+        assert await sessions.get_session("s") is not None
+        assert len(await sessions.key_ids()) == 1

@@ -1,4 +1,4 @@
-"""The commands that change a session: rollback, fork, pause, resume, rm."""
+"""The commands that change a session: rollback, fork, pause, resume, rm, erase."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from saveslot.cli.options import CheckpointArg, SessionArg
 from saveslot.cli.screen import note
 from saveslot.cli.state import DIM
 from saveslot.cli.words import ago
-from saveslot.errors import Conflict, InvalidTransition
+from saveslot.errors import Conflict, InvalidTransition, NotFound
 from saveslot.lifecycle import FAILED
 from saveslot.manager import SessionManager
 from saveslot.model import AgentSession
@@ -140,6 +140,38 @@ async def rm(
         return
     for session_id in gone:
         screen.say(("deleted ", DIM), (session_id, "bold"))
+
+
+async def erase(
+    what: Annotated[str | None, Parameter(name="ID", help="A session's id, or the beginning of it.")] = None,
+    /,
+    *,
+    user: Annotated[str | None, Parameter(help="All sessions of this user, and what was forked from them.")] = None,
+    apply: Annotated[bool, Parameter(negative="", show_default=False, help="Do it; else only say what.")] = False,
+    common: Common = COMMON,
+) -> None:
+    screen = common.screen
+    if (what is None) == (user is None):
+        raise Misuse("erase: name a session, or a user by --user")
+    async with common.sessions() as sessions:
+        session_id = None if what is None else await _id(sessions, what)
+        told = await sessions.erase(session_id, user, dry_run=not apply)
+    if screen.json:
+        screen.data({**told, "applied": apply})
+        return
+    for name in told["sessions"]:
+        screen.say(("erased " if apply else "would erase ", DIM), (name, "bold"))
+    note(
+        f"{told['entries']:,} entries lost what they held" if apply else "nothing was erased; --apply does it, for good"
+    )
+
+
+async def _id(sessions: SessionManager, what: str) -> str:
+    """Of a session that is there, or the whole id of one that was deleted."""
+    try:
+        return (await target.find_session(sessions, what)).session_id
+    except NotFound:
+        return what
 
 
 def _agreed(found: list[AgentSession]) -> bool:

@@ -36,6 +36,7 @@ COMMANDS = {
             "show": "Show a session and what its agent knows, now or as of a checkpoint.",
             "log": "Show a session's history, one line each, newest last.",
             "diff": "Show what changed from one checkpoint to another.",
+            "audit": "Show who did what when, also of a deleted or erased session; --verify checks it.",
         },
     ),
     "Count": (
@@ -57,6 +58,7 @@ COMMANDS = {
             "pause": "Pause an active session.",
             "resume": "Make a paused session active again.",
             "rm": "Delete sessions; their logs stay as an audit trail.",
+            "erase": "Erase what a session or a user's sessions held, for good; says what it would do.",
         },
     ),
     "Keep and forget": (
@@ -76,6 +78,7 @@ COMMANDS = {
         },
     ),
     "Move": ("carrying", {"copy": "Copy all sessions to another store, verified; run again, it goes on."}),
+    "Keep secret": ("keys", {"key": "Make a key, show which are in use, or wrap all sessions by a new one."}),
     "In the background": (
         "keeping",
         {"keeper": "Fail what gives no sign of life, thin and remove, start a command for each orphan."},

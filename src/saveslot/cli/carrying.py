@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from saveslot import codec
 from saveslot.cli.common import COMMON, Common
 from saveslot.cli.exits import FAILURE, Misuse
 from saveslot.cli.screen import note, progress
@@ -17,7 +18,10 @@ from saveslot.errors import InvalidInput, NotFound
 from saveslot.moving import copying, lines, sources
 from saveslot.moving.landing import Landing, Report, Step
 from saveslot.moving.parcel import Problem
+from saveslot.opening import encryption_keys
+from saveslot.sealing import SealedStore
 from saveslot.stores import Store, open_store, shown, sqlite_path
+from saveslot.stores.chained import ChainedStore
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -44,7 +48,7 @@ async def copy(
     _told(common, report, f"from {shown(source)} to {shown(target)}, read back and compared")
 
 
-async def export_all(common: Common, folder: Path, *, compress: bool) -> None:
+async def export_all(common: Common, folder: Path, *, compress: bool, plain: bool) -> None:
     namespace = common.settings["namespace"].value
     if common.file is not None and not common.file.exists():
         raise NotFound(f"there is no file {common.file} ({common.said_by}); nothing was saved there yet")
@@ -52,7 +56,7 @@ async def export_all(common: Common, folder: Path, *, compress: bool) -> None:
         with progress() as bars:
             bar = bars.add_task("export", total=await copying.count(store, namespace))
             try:
-                going = lines.Export(store, namespace, folder, compress=compress)
+                going = lines.Export(store, namespace, folder, compress=compress, keyring=keyring(), plain=plain)
                 done = await going.run(lambda more: bars.advance(bar, more))
             except OSError as exc:
                 raise InvalidInput("--all", f"{folder} cannot be written ({exc.strerror})") from None
@@ -70,7 +74,8 @@ async def import_source(common: Common, name: str, ask: sources.Ask) -> Report:
     async with sources.opened(name, ask) as found:
         if ask.new_id is not None and any(source.what != "checkpoints" for source in found):
             raise Misuse("import: --as names one session; this source holds many")
-        async with _opened(common.url) as store:
+        async with _opened(common.url) as stored:
+            store = SealedStore(ChainedStore(stored), ask.keyring)
             with progress() as bars:
                 for source in found:
                     bar = bars.add_task(source.what, total=source.total)
@@ -114,6 +119,12 @@ def _end(common: Common, problems: list[Problem]) -> None:
         if len(problems) > SHOWN:
             note(f"saveslot: and {len(problems) - SHOWN:,} more; --json tells them all")
     raise SystemExit(FAILURE)
+
+
+def keyring() -> codec.Keyring | None:
+    """The keys of the environment, or of `saveslot.toml`."""
+    keys = encryption_keys()
+    return None if keys is None else codec.Keyring.of(keys)
 
 
 def _there(url: str) -> None:

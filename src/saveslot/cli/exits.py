@@ -25,6 +25,8 @@ BY_CODE = {
     "invalid_input": USAGE,
     "unauthorized": AUTH,
     "forbidden": AUTH,
+    "key_missing": AUTH,
+    "wrong_key": AUTH,
     "unavailable": UNREACHABLE,
 }
 

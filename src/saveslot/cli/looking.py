@@ -1,4 +1,4 @@
-"""The commands that look: ls, show, log, diff."""
+"""The commands that look: ls, show, log, diff, audit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
+import msgspec
 from cyclopts import Parameter
 
 from saveslot import difference
@@ -13,7 +14,7 @@ from saveslot.cli import target
 from saveslot.cli.common import COMMON, Common
 from saveslot.cli.exits import Misuse
 from saveslot.cli.options import CheckpointArg, Duration, Limit, SessionArg
-from saveslot.cli.screen import Cell, Column, Line, Screen, Span
+from saveslot.cli.screen import Cell, Column, Line, Screen, Span, note
 from saveslot.cli.state import DIM, FULL, Fold, bare, tree
 from saveslot.cli.words import age, ago, flat, local, many, size
 from saveslot.errors import NotFound
@@ -127,7 +128,7 @@ def listing(found: Sequence[AgentSession], screen: Screen) -> tuple[list[Column]
 def _context(session: AgentSession) -> Span:
     if isinstance(session, DamagedSession):
         return f"damaged: {session.damage}", "bold red"
-    return brief(session.context), DIM
+    return "(sealed)" if session.locked else brief(session.context), DIM
 
 
 def short_ids(ids: Sequence[str]) -> dict[str, str]:
@@ -421,3 +422,37 @@ async def diff(
         fold = Fold() if screen.terminal and not full else FULL
         colour = screen.terminal and screen.console.color_system is not None
         screen.lines([Line(), *changes(before, patch, fold, colour=colour)])
+
+
+async def audit(
+    what: Annotated[str, Parameter(name="ID", help="A session's id, its beginning, or the whole id of a deleted one.")],
+    /,
+    *,
+    verify: Annotated[bool, Parameter(negative="", show_default=False, help="Fail if an entry does not fit.")] = False,
+    link: Annotated[str | None, Parameter(help="The newest link of an earlier audit: it must still be there.")] = None,
+    common: Common = COMMON,
+) -> None:
+    screen = common.screen
+    async with common.sessions() as sessions:
+        try:
+            session_id = (await target.find_session(sessions, what)).session_id
+        except NotFound:
+            session_id = what
+        trail = await sessions.audit(session_id, link=link)
+    if screen.json:
+        screen.data({**msgspec.to_builtins(trail), "head": trail.head})
+    else:
+        columns = [Column("SEQ", right=True), Column("TIME"), Column("KIND"), Column("NAME"), Column("HELD BY")]
+        rows: list[list[Cell]] = [
+            [str(line.seq), f"{line.timestamp:%Y-%m-%d %H:%M:%S}", line.kind, line.name, line.held_by]
+            for line in trail.lines
+        ]
+        screen.table(columns, rows)
+        note(f"{session_id} is {trail.state}; newest link {trail.head or '(none)'}")
+    if trail.misfit is not None:
+        note(f"saveslot: entry {trail.misfit} {trail.wrong}")
+        if verify or link is not None:
+            raise SystemExit(1)
+    elif verify:
+        older = f"; nothing vouches for the first {trail.unlinked:,}" if trail.unlinked else ""
+        note(f"{len(trail.lines):,} entries fit{older}")

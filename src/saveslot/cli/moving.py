@@ -43,21 +43,24 @@ async def export(
     output: Annotated[
         Path | None, Parameter(name=["--output", "-o"], help="A file; it appears when it is complete.")
     ] = None,
+    plain: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Open what is sealed: anyone can read it then.")
+    ] = False,
     common: Common = COMMON,
 ) -> None:
     if (what is None) == (every is None) or (every is not None and output is not None):
         raise Misuse("export: name one session, or a folder for all of them (--all DIR)")
     if every is not None:
-        await carrying.export_all(common, every, compress=compress)
+        await carrying.export_all(common, every, compress=compress, plain=plain)
         return
     async with common.sessions() as sessions:
         session = await target.find_session(sessions, what or "")
         if output is None:
-            await _export(sessions, session, None)
+            await _export(sessions, session, None, plain=plain)
             return
         draft = output.with_name(f".{output.name}.{os.getpid()}")
         try:
-            await _export(sessions, session, draft)
+            await _export(sessions, session, draft, plain=plain)
             draft.replace(output)
         except OSError as exc:
             raise InvalidInput("--output", f"{output} cannot be written ({exc.strerror})") from None
@@ -69,12 +72,12 @@ async def export(
         note(f"{output}: {many(entries(session), 'entry')}, {size(output.stat().st_size)}")
 
 
-async def _export(sessions: SessionManager, session: AgentSession, path: Path | None) -> None:
+async def _export(sessions: SessionManager, session: AgentSession, path: Path | None, *, plain: bool) -> None:
     file = None if path is None else path.open("wb")
     try:
         with progress() as bars:
             bar = bars.add_task("export", total=entries(session) + 2)
-            async for part in sessions.export_parts(session.session_id):
+            async for part in sessions.export_parts(session.session_id, plain=plain):
                 if file is None:
                     write(part.encode())
                 else:
@@ -111,7 +114,7 @@ async def import_(
         if sources.is_foreign(name):
             if len(files) > 1:
                 raise Misuse(f"import: {name} may hold many sessions; import it alone")
-            ask = sources.Ask(common.settings["namespace"].value, new_id, valkey, prefix)
+            ask = sources.Ask(common.settings["namespace"].value, new_id, valkey, prefix, carrying.keyring())
             carrying.told(common, name, await carrying.import_source(common, name, ask))
             return
     if valkey is not None:

@@ -6,13 +6,16 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any
 
 from saveslot import codec
-from saveslot.cli.findings import Finding, Progress, few, problem
+from saveslot.cli.findings import Finding, Progress, few, problem, warning
 from saveslot.cli.words import many
-from saveslot.errors import Corrupt, NotFound, SaveslotError
-from saveslot.log import Entry
+from saveslot.errors import Corrupt, KeyMissing, NotFound, SaveslotError
+from saveslot.log import Entry, Row
 from saveslot.model import DATA_KINDS, HIDING_KINDS, Data, Kind
+from saveslot.opening import encryption_keys
+from saveslot.sealing import SealedStore
 from saveslot.slot import ABOUT_KINDS
 from saveslot.stores import Store, open_store
+from saveslot.stores.chained import ChainedStore
 from saveslot.timeline import Timeline, needed, note_of, shown
 
 # Entries whose frames are held at a time.
@@ -21,20 +24,26 @@ STRIDE = 500
 
 async def recipes(
     url: str, sessions: Sequence[Any], entries: int, progress: Progress, *, most: int | None = None
-) -> Finding:
+) -> Finding:  # each session: its key, namespace, id and body
     """Rebuild every state that the log promises, and read every note; after `most` entries no other session."""
     damaged: list[str] = []
     advice: list[str] = []
     done = looked = 0
-    store = await open_store(url)
+    locked: dict[str, int] = {}  # sessions that are sealed with keys we have not, by the key's id
+    keys = encryption_keys()
+    store = SealedStore(ChainedStore(await open_store(url)), None if keys is None else codec.Keyring.of(keys))
     try:
         for key, namespace, session_id, body in sessions:
             if most is not None and done >= most:
                 break
+            row = store.open_row(Row(key, namespace, session_id, body=body))
+            if isinstance(row.locked, KeyMissing):
+                locked[row.locked.key_id] = locked.get(row.locked.key_id, 0) + 1
+                continue
             looked += 1
             before = len(damaged)
             states: list[tuple[int, bool]] = []  # each entry with the agent's data, and whether it can be read
-            if reason := _unreadable(lambda body=body: codec.read_note(body)):
+            if reason := _unreadable(lambda row=row: _about(row)):
                 damaged.append(f"{session_id}: context, metadata and labels: {reason}")
             async for seq, kind, reason in _entries(store, key, session_id):
                 done += 1
@@ -52,8 +61,17 @@ async def recipes(
     if damaged:
         told = f"{many(len(damaged), 'part')} of {many(done, 'entry')} cannot be read"
         return problem("recipes", told, *few(advice), details=few(damaged))
+    if locked:
+        told = f"{many(sum(locked.values()), 'session')} not looked into: sealed, and the key was not given"
+        return warning("recipes", told, f"set SAVESLOT_ENCRYPTION_KEY to the keys {', '.join(sorted(locked))}")
     sample = f" of {many(looked, 'session')}, drawn by chance," if done < entries else ""
     return Finding("recipes", f"{many(done, 'entry')}{sample} rebuilt, each as it was saved")
+
+
+def _about(row: Row) -> object:
+    if row.locked is not None:
+        raise row.locked
+    return codec.read_note(row.body)
 
 
 def _cure(session_id: str, namespace: str, states: list[tuple[int, bool]]) -> str:

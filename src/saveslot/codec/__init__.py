@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from saveslot.codec.cipher import Keyring, Keys, new_key
 from saveslot.codec.frame import pack, seal, unpack, unseal
 from saveslot.codec.state import Recipe, State, Written, append, rebuild, write
 from saveslot.codec.text import MAX_STATE, decode, encode
@@ -11,12 +12,15 @@ from saveslot.errors import Corrupt
 
 __all__ = [
     "MAX_STATE",
+    "Keyring",
+    "Keys",
     "Recipe",
     "State",
     "Written",
     "append",
     "decode",
     "encode",
+    "new_key",
     "note",
     "read_note",
     "rebuild",

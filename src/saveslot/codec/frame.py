@@ -1,6 +1,7 @@
 """Frames: bytes as they are stored. FORMAT.md shows them byte by byte.
 
     01 | flags | raw length (varint) | body          flags: 1 patch, 2 zstd, 4 holds tagged values
+    01 | 08 | nonce | AES-256-GCM of a frame         sealed (`cipher.py`)
 
 A frame is verified by its digest, chained over the frames it stands on: sha256(previous digest + frame). What stands
 alone (a note, a session's context) is sealed instead: the first 16 bytes of its own sha256, then the frame.
@@ -22,6 +23,8 @@ else:
 
 VERSION = 1
 PATCH, ZSTD, TAGGED = 1, 2, 4
+# Its body is sealed; in front of that stands the session's key, wrapped.
+SEALED, KEYED = 8, 16
 SEAL = 16
 # Level 1: 5 ms for 1.5 MB of messages, and 5 us for a kilobyte. Level 3 stores 1% less of a kilobyte and 6% less of a
 # megabyte; it takes 7 ms and 6 us, and reading is no faster.
@@ -68,6 +71,8 @@ def pack(body: bytes, *, patch: bool, tagged: bool) -> bytes:
 def unpack(frame: bytes) -> Frame:
     """What a frame holds, or `Corrupt`; never more than `MAX_RAW` bytes, whatever it claims."""
     if len(frame) < 3 or frame[0] != VERSION or frame[1] > (PATCH | ZSTD | TAGGED):  # noqa: PLR2004
+        if len(frame) > 1 and frame[0] == VERSION and frame[1] & SEALED:
+            raise Corrupt("a frame", "is sealed and cannot be opened here (changed, or moved from another place)")
         raise Corrupt("a frame", "has an unknown format (a newer Saveslot may have written it)")
     flags = frame[1]
     size, start = read_varint(frame, 2)

@@ -9,6 +9,7 @@ from saveslot.codec.frame import PATCH, chained, unseal
 from saveslot.errors import Corrupt
 from saveslot.log import Entry
 from saveslot.model import DATA_KINDS
+from saveslot.stores.chained import split
 
 
 class _Track:
@@ -18,9 +19,9 @@ class _Track:
         self._seqs: list[int] = []
         self._digests: dict[int, bytes] = {}
 
-    def add(self, entry: Entry) -> None:
-        self._seqs.append(entry.seq)
-        self._digests[entry.seq] = entry.digest
+    def add(self, seq: int, digest: bytes) -> None:
+        self._seqs.append(seq)
+        self._digests[seq] = digest
 
     def newest(self, ranges: tuple[tuple[int, int], ...], before: int) -> bytes | None:
         """What the last frame in these ranges, older than `before`, leads to; None when that one is not known."""
@@ -34,7 +35,9 @@ class _Track:
 class Chain:
     """The entries of one log, in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sealed: bool = False) -> None:
+        """`sealed`: what the digests are of is encrypted, so only notes are looked at; `audit` follows the links."""
+        self._sealed = sealed
         self._tracks = {True: _Track(), False: _Track()}
 
     def damage(self, entry: Entry) -> str | None:
@@ -42,15 +45,16 @@ class Chain:
         try:
             if entry.note is not None:
                 unseal(entry.note)
-            if not entry.recipe:
+            if not entry.recipe or self._sealed:
                 return None
             ranges = codec.Recipe.unpack(entry.recipe).ranges
         except Corrupt as exc:
             return exc.reason
+        digest = split(entry.digest)[0]
         track = self._tracks[entry.kind in DATA_KINDS]
         if entry.frame is None:  # a rollback, nothing changed, or thinned
             before = track.newest(ranges, entry.seq)
-            return None if before in {None, entry.digest} or ranges[-1][1] >= entry.seq else "has another digest"
+            return None if before in {None, digest} or ranges[-1][1] >= entry.seq else "has another digest"
         before = track.newest(ranges, entry.seq) if entry.frame[1:2] and entry.frame[1] & PATCH else b""
-        track.add(entry)
-        return None if before is None or chained(before, entry.frame) == entry.digest else "does not match its digest"
+        track.add(entry.seq, digest)
+        return None if before is None or chained(before, entry.frame) == digest else "does not match its digest"

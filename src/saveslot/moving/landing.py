@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from saveslot.codec.cipher import is_sealed
 from saveslot.errors import Unavailable
 from saveslot.log import Entry, Group, Head, Outcome, Verdict
 from saveslot.moving.chain import Chain
@@ -136,7 +137,7 @@ class _Trip:
 
     def __init__(self, parcel: Parcel, behind: int, prev: bytes | None) -> None:
         self.parcel = parcel
-        self.chain = Chain()
+        self.chain = Chain(sealed=is_sealed(parcel.row.body))
         self.done = False
         self._behind, self._prev = behind, prev
         self._parts: AsyncIterator[list[Entry]] = parcel.parts(behind)

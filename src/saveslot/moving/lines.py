@@ -31,8 +31,10 @@ from saveslot.moving.drafting import sealed
 from saveslot.moving.landing import Step
 from saveslot.moving.parcel import Kept, Problem
 from saveslot.reading import SessionReader
+from saveslot.sealing import SealedStore
 from saveslot.slot import Draft, beginning
 from saveslot.stores import Store
+from saveslot.stores.chained import ChainedStore
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -57,12 +59,23 @@ class Exported(msgspec.Struct):
 class Export:
     """One run, or the rest of one that was interrupted."""
 
-    def __init__(self, store: Store, namespace: str, folder: Path, *, compress: bool = False) -> None:
+    def __init__(
+        self,
+        store: Store,
+        namespace: str,
+        folder: Path,
+        *,
+        compress: bool = False,
+        keyring: codec.Keyring | None = None,
+        plain: bool = False,
+    ) -> None:
+        """Sealed sessions are sealed in the folder too, unless `plain`; those whose keys are not given are told."""
         self._store = store
+        self._plain = plain
         self._namespace = namespace
         self._folder = folder
         self._compress = compress
-        self._reader = SessionReader(store, namespace)
+        self._reader = SessionReader(SealedStore(ChainedStore(store), keyring), namespace)
         self.done = Exported(problems=[])
         self._after: Place | None = None
         self._resume()
@@ -121,7 +134,7 @@ class Export:
         """One session, whole or not at all; the bytes."""
         with SpooledTemporaryFile(SPOOL, dir=str(self._folder)) as line:  # a part of one must not stand in the file
             try:
-                async for part in self._reader.export_parts(session_id):
+                async for part in self._reader.export_parts(session_id, plain=self._plain):
                     line.write(part.replace("\n", "").encode())
             except NotFound:
                 return 0  # deleted meanwhile
@@ -160,7 +173,7 @@ def count(folder: Path) -> int:
     return sum(int(line["sessions"]) for line in manifest(folder) if "file" in line)
 
 
-async def parcels(folder: Path, namespace: str) -> AsyncIterator[Kept | Problem]:
+async def parcels(folder: Path, namespace: str, keyring: codec.Keyring | None = None) -> AsyncIterator[Kept | Problem]:
     """The sessions of every file that is as it was written; what is not is told by name."""
     told = list(manifest(folder))
     if not told or told[0].get("saveslot") != VERSION:
@@ -177,16 +190,16 @@ async def parcels(folder: Path, namespace: str) -> AsyncIterator[Kept | Problem]
                 continue
             for n, text in enumerate(_lines(path), 1):
                 try:
-                    yield parcel(text, namespace)
+                    yield parcel(text, namespace, keyring=keyring)
                 except SaveslotError as exc:
                     yield Problem(f"{path} line {n}", str(exc))
         except OSError as exc:
             yield Problem(str(path), f"cannot be read ({exc.strerror})")
 
 
-def parcel(text: str, namespace: str, new_id: str | None = None) -> Kept:
+def parcel(text: str, namespace: str, new_id: str | None = None, *, keyring: codec.Keyring | None = None) -> Kept:
     """An exported session as a parcel."""
-    session, entries = transfer.parsed(text)
+    session, entries = transfer.parsed(text, keyring)
     session.session_id = new_id or session.session_id
     draft = Draft(b"", beginning(), codec.MAX_STATE)
     for _ in transfer.fill(draft, entries):

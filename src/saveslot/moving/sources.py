@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from saveslot.codec import Keyring
 from saveslot.errors import InvalidInput
 from saveslot.moving import langgraph_sqlite, lines, openai_agents, records, sqlite_source, valkey_source, yaml_folder
 from saveslot.moving.parcel import Parcel, Problem
@@ -32,6 +33,7 @@ class Ask(NamedTuple):
     new_id: str | None = None
     hot: str | None = None  # Valkey beside an agent_sessions table
     prefix: str = "default"
+    keyring: Keyring | None = None  # for exports that are sealed
 
 
 @asynccontextmanager
@@ -77,7 +79,7 @@ def _begins(path: Path, test: Callable[[bytes], bool]) -> bool:
 def _folder(path: Path, ask: Ask) -> Source:
     try:
         if lines.is_export(path):
-            return Source("an export", lines.count(path), lines.parcels(path, ask.namespace))
+            return Source("an export", lines.count(path), lines.parcels(path, ask.namespace, ask.keyring))
         found = yaml_folder.names(path)
     except OSError as exc:
         raise InvalidInput(str(path), f"cannot be read ({exc.strerror})") from None

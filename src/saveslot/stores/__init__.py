@@ -69,8 +69,16 @@ class Store(Protocol):
         """
         ...
 
-    async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
-        """Drop the frames of these entries. Their rows stay, so that seq-1 always exists; the number emptied."""
+    async def empty(
+        self, key: bytes, seqs: Sequence[int], *, notes: bool = False, body: tuple[bytes, bytes] | None = None
+    ) -> int:
+        """Drop the frames of these entries, with `notes` also their notes, of which the first 16 bytes stay (the seal).
+
+        Their rows stay, so that seq-1 always exists. `body`: what the session's row has, and what it shall have; it is
+        replaced if it is still that one, without an entry, also of a deleted session. A deleted session's body that
+        becomes b"" takes user and labels with it, and whatever a store keeps of dropped bytes in its own files is
+        overwritten. The number of entries emptied, and 1 if the body was replaced.
+        """
         ...
 
     async def purge(self, keys: Sequence[bytes]) -> list[int]:

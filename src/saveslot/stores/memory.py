@@ -43,6 +43,8 @@ def uptime() -> int:
     return time.monotonic_ns() // 1000
 
 
+# Of a note that is emptied so much stays.
+SEAL = 16
 # A worker that crashed and owns nothing leaves a row that nobody needs: gone after an hour.
 LEFTOVER = 3600 * 1_000_000
 
@@ -311,14 +313,25 @@ class MemoryStore:
             except TimeoutError:
                 return [], str(at)
 
-    async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
+    async def empty(
+        self, key: bytes, seqs: Sequence[int], *, notes: bool = False, body: tuple[bytes, bytes] | None = None
+    ) -> int:
         self._check_open()
         wanted = set(seqs)
-        found = [entry for entry in self._logs.get(key, []) if entry.seq in wanted and entry.frame is not None]
-        for entry in found:
-            entry.frame = None
-            entry.size = len(entry.note or b"")
-        return len(found)
+        count = 0
+        for entry in self._logs.get(key, []):
+            if entry.seq in wanted and (entry.frame is not None or (notes and len(entry.note or b"") > SEAL)):
+                entry.frame = None
+                entry.note = entry.note[:SEAL] if notes and entry.note is not None else entry.note
+                entry.size = len(entry.note or b"")
+                count += 1
+        row = self._rows.get(key)
+        if body is not None and row is not None and row.body == body[0] and (body[1] or key in self._deleted):
+            row.body = body[1]
+            if not row.body:
+                row.user_id, row.labels = "", {}
+            count += 1
+        return count
 
     async def purge(self, keys: Sequence[bytes]) -> list[int]:
         self._check_open()

@@ -133,9 +133,11 @@ class MeteredStore:
         self._wakeups += bool(found[0])
         return found
 
-    async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
+    async def empty(
+        self, key: bytes, seqs: Sequence[int], *, notes: bool = False, body: tuple[bytes, bytes] | None = None
+    ) -> int:
         with Timed(self._others["empty"]):
-            return await self._store.empty(key, seqs)
+            return await self._store.empty(key, seqs, notes=notes, body=body)
 
     async def purge(self, keys: Sequence[bytes]) -> list[int]:
         with Timed(self._others["purge"]):

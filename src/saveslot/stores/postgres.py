@@ -221,12 +221,11 @@ class PostgresStore:
             return await connection.fetchval(first, times, worker.id, worker.name, worker.ttl) or 0
         return await connection.fetchval(self._sql(sql.WORKER), times, worker.id, worker.ttl) or 0
 
-    async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
-        emptied = (
-            "update {s}.checkpoints set frame = null where key = $1 and seq = any($2::text::int8[])"
-            " and frame is not null returning 1"
-        )
-        return len(await self._fetch(emptied, key, _array(seqs)))
+    async def empty(
+        self, key: bytes, seqs: Sequence[int], *, notes: bool = False, body: tuple[bytes, bytes] | None = None
+    ) -> int:
+        emptied = len(await self._fetch(sql.EMPTY, key, _array(seqs), notes)) if seqs else 0
+        return emptied + (0 if body is None else len(await self._fetch(sql.SWAP, key, *body)))
 
     async def purge(self, keys: Sequence[bytes]) -> list[int]:
         purged = dict(await self._fetch(sql.PURGE, list(keys)))

@@ -215,6 +215,14 @@ delete from {{s}}.workers where worker = any(array(
     and not exists (select 1 from {{s}}.sessions s where s.owner = w.worker and s.deleted_at is null)
   for update skip locked))"""  # noqa: S608
 
+EMPTY = """
+update {s}.checkpoints set frame = null, note = case when $3::bool then substr(note, 1, 16) else note end
+where key = $1 and seq = any($2::text::int8[]) and (frame is not null or ($3::bool and length(note) > 16))
+returning 1"""
+SWAP = """
+update {s}.sessions set body = $3::bytea, user_id = case when $3::bytea = '' then '' else user_id end,
+  labels = case when $3::bytea = '' then '{}' else labels end
+where key = $1 and body = $2::bytea and ($3::bytea <> '' or deleted_at is not null) returning 1"""
 # Rows of `sessions` in the order of their keys, as everywhere; one that somebody else purges is left to them. The keys
 # as an array: joined with `gone`, the log was planned as a scan. `coalesce`: the index of the deleted, through which a
 # plain condition is planned, is full of those that were purged before.

@@ -43,7 +43,7 @@ from saveslot.metrics import Counters
 from saveslot.model import PLAIN_KINDS, Kind
 from saveslot.stores.memory import LEFTOVER, clock
 from saveslot.stores.readers import Readers
-from saveslot.stores.sqlite_file import Uptime, connect, prepared, since_boot, snapshot, translated
+from saveslot.stores.sqlite_file import Uptime, connect, prepared, scrub, since_boot, snapshot, translated
 from saveslot.stores.writer import Writer
 
 T = TypeVar("T")
@@ -102,6 +102,14 @@ update sessions set state = coalesce(?2, state), body = coalesce(?3, body), labe
   heartbeat = coalesce(?5, heartbeat), deleted_at = ?6, fence = ?7, lease = ?8,
   owner = case when ?8 is null then null else coalesce(?9, owner) end
 where key = ?1"""
+_EMPTY = """
+update checkpoints set frame = null, note = case when ?3 then substr(note, 1, 16) else note end
+where key = ?1 and seq = ?2 and (frame is not null or (?3 and length(note) > 16))"""
+_SWAP = """
+update sessions set body = ?3, user_id = case when ?3 = x'' then '' else user_id end,
+  labels = case when ?3 = x'' then '{}' else labels end,
+  search = case when ?3 = x'' then lower(id || char(31) || agent_type || char(31)) else search end
+where key = ?1 and body = ?2 and (?3 <> x'' or deleted_at is not null)"""
 # An owner that never said that it lives, or so long ago that its row is gone, does not.
 _UNHEARD = "insert into workers values (?, '', '', 0, 0, 1) on conflict do nothing"
 # Workers that may be declared dead: the boot, how long ago their time must have run out, the clock.
@@ -349,17 +357,24 @@ class SqliteStore:
         connection.execute(sql, (boot, up + worker.ttl, now, not worker.ttl, worker.id))
         return now if connection.changes() else 0
 
-    async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
+    async def empty(
+        self, key: bytes, seqs: Sequence[int], *, notes: bool = False, body: tuple[bytes, bytes] | None = None
+    ) -> int:
         def work(connection: apsw.Connection) -> int:
-            sql = "update checkpoints set frame = null where key = ? and seq = ? and frame is not null"
             emptied = 0
             for seq in seqs:
-                connection.execute(sql, (key, seq))
+                connection.execute(_EMPTY, (key, seq, notes))
+                emptied += connection.changes()
+            if body is not None:
+                connection.execute(_SWAP, (key, *body))
                 emptied += connection.changes()
             _shrink(connection)
             return emptied
 
-        return await self._write(work)
+        emptied = await self._write(work, heavy=len(seqs) > MANY)
+        if body is not None and not body[1]:
+            await self._read(lambda _: scrub(self._path, self._vfs))
+        return emptied
 
     async def purge(self, keys: Sequence[bytes]) -> list[int]:
         def work(connection: apsw.Connection) -> list[int]:

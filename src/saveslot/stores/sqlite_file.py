@@ -35,7 +35,23 @@ def connect(path: str, vfs: str | None) -> apsw.Connection:
     connection = apsw.Connection(path, vfs=vfs)
     connection.set_busy_handler(_wait)
     connection.pragma("synchronous", "full")
+    # What is deleted or replaced is overwritten with zeros, so that an erased session is in no page of the file.
+    connection.pragma("secure_delete", 1)
     return connection
+
+
+def scrub(path: str, vfs: str | None) -> None:
+    """Empty the WAL, which still holds pages as they were: all of it goes into the file, then it is cut to nothing."""
+    connection = connect(path, vfs)
+    try:
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    except apsw.BusyError as exc:
+        raise Unavailable(
+            f"{path}: what was erased is gone from the file, but somebody has been reading for longer than "
+            f"{PATIENCE:.0f} s, so its log ({path}-wal) still holds older pages; erase again when that ended"
+        ) from exc
+    finally:
+        connection.close()
 
 
 def _wait(tries: int) -> bool:

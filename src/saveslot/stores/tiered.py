@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from saveslot.errors import Unavailable
 from saveslot.log import (
     Counts,
     Entry,
@@ -144,9 +145,14 @@ class TieredStore:
                 nap = QUICK
                 await asyncio.sleep(asked + QUICK - time.monotonic())
 
-    async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
-        count = await self._durable.empty(key, seqs)
+    async def empty(
+        self, key: bytes, seqs: Sequence[int], *, notes: bool = False, body: tuple[bytes, bytes] | None = None
+    ) -> int:
+        count = await self._durable.empty(key, seqs, notes=notes, body=body)
+        left = self._hot.counts.left
         await self._hot.bury(key, sorted(set(seqs)))
+        if notes and self._hot.counts.left > left:  # whoever drops notes erases: that is done when no copy is left
+            raise Unavailable("Valkey did not answer, so copies of what was erased may be in it; erase again")
         return count
 
     async def purge(self, keys: Sequence[bytes]) -> list[int]:

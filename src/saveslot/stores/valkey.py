@@ -51,6 +51,9 @@ CENTURY = 100 * 366 * 24 * 3600
 TIDIED = 200
 
 
+NOT_YET = "Valkey alone as a store cannot erase sessions or wrap their keys anew yet; its sessions end by themselves"
+
+
 class ValkeyStore:
     def __init__(
         self,
@@ -139,7 +142,11 @@ class ValkeyStore:
             told["worker"] = {"id": worker.id.hex(), "name": worker.name, "ttl": worker.ttl, "first": worker.first}
         return await self._server.run_beside(ALWAYS, "beat", self._clocks(), told)
 
-    async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
+    async def empty(
+        self, key: bytes, seqs: Sequence[int], *, notes: bool = False, body: tuple[bytes, bytes] | None = None
+    ) -> int:
+        if notes or body is not None:
+            raise InvalidInput("store", NOT_YET)
         return await self._run(ALWAYS, "empty", {"key": key.hex(), "seqs": list(seqs)})
 
     async def purge(self, keys: Sequence[bytes]) -> list[int]:

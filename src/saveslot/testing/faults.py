@@ -229,8 +229,8 @@ class FormerBodyReturns(MemoryStore):
 class EmptyRemovesTheRow(MemoryStore):
     """Thinning removes entries instead of their frames."""
 
-    async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
-        emptied = await super().empty(key, seqs)
+    async def empty(self, key: bytes, seqs: Sequence[int], **more: Any) -> int:
+        emptied = await super().empty(key, seqs, **more)
         if key in self._logs:
             self._logs[key][:] = [entry for entry in self._logs[key] if entry.seq not in seqs] or self._logs[key][:1]
         return emptied
@@ -239,11 +239,11 @@ class EmptyRemovesTheRow(MemoryStore):
 class EmptyTakesNotes(MemoryStore):
     """Thinning takes the note along with the frame."""
 
-    async def empty(self, key: bytes, seqs: Sequence[int]) -> int:
+    async def empty(self, key: bytes, seqs: Sequence[int], **more: Any) -> int:
         for entry in self._logs.get(key, []):
             if entry.seq in seqs:
                 entry.note = None
-        return await super().empty(key, seqs)
+        return await super().empty(key, seqs, **more)
 
 
 class PurgeTakesTheLiving(MemoryStore):

@@ -88,6 +88,8 @@ class Desk:
 
 
 class Suite:
+    erases = True  # False for a store that refuses to (`InvalidInput`)
+
     async def open(self, folder: Path, clock: Clock) -> Store:
         """A handle on the store in this folder. It is called twice; a store that lives in one process returns the same
         one again. `clock` tells the time by which the store judges staleness and dates entries, `clock.uptime` the one

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from saveslot.errors import Unavailable
+from saveslot.errors import InvalidInput, Unavailable
 from saveslot.log import Query, Verdict
 from saveslot.model import fresh_key
 from saveslot.testing.conformance.desk import ALREADY, MISSING, PATIENCE, Desk, Suite, on_a_desk
@@ -45,6 +45,65 @@ class Keeping(Suite):
         await desk.store.empty(one.key, [1, 2, 3])
         assert [entry.frame for entry in await desk.log(one)] == [None] * 3
         assert None not in [entry.frame for entry in await desk.log(two)]
+
+    @on_a_desk
+    async def test_notes_are_emptied_to_their_seals(self, desk: Desk) -> None:
+        """With `notes` an entry keeps 16 bytes of its note; a second time there is nothing left to empty."""
+        if not self.erases:
+            with pytest.raises(InvalidInput):
+                await desk.store.empty(fresh_key(), (), notes=True)
+            return
+        pen = await desk.create()
+        await desk.land(pen, pen.group(2, note=b"0123456789abcdef and more"))
+        await desk.land(pen, pen.group(1, note=b"short"))
+        assert await desk.store.empty(pen.key, [2, 4], notes=True) == 2
+        assert await desk.other.empty(pen.key, [2, 4], notes=True) == 0
+        assert [entry.note for entry in await desk.log(pen)][1:] == [
+            b"0123456789abcdef",
+            b"0123456789abcdef and more",
+            b"short",
+        ]
+        assert [entry.frame is None for entry in await desk.log(pen)][1:] == [True, False, True]
+        await desk.write(pen)
+
+    @on_a_desk
+    async def test_a_body_is_replaced_if_it_is_still_the_same(self, desk: Desk) -> None:
+        """No entry is written, so whoever writes next collides with nothing; a body that changed is left alone."""
+        if not self.erases:
+            with pytest.raises(InvalidInput):
+                await desk.store.empty(fresh_key(), (), body=(b"", b""))
+            return
+        pen = await desk.create()
+        [head] = await desk.store.heads([pen.key])
+        assert head is not None
+        before = head.row.body
+        assert await desk.store.empty(pen.key, (), body=(before + b"!", b"new")) == 0
+        assert await desk.store.empty(pen.key, (), body=(before, b"new")) == 1
+        assert await desk.other.empty(pen.key, (), body=(before, b"newer")) == 0
+        assert await desk.store.empty(fresh_key(), (), body=(before, b"new")) == 0
+        [after] = await desk.other.heads([pen.key])
+        assert after is not None
+        head.row.body = b"new"
+        assert after == head
+        await desk.write(pen)
+
+    @on_a_desk
+    async def test_an_erased_row_names_nobody(self, desk: Desk) -> None:
+        """Only a deleted session's body can become nothing; its user and labels go with it, its id stays."""
+        if not self.erases:
+            return
+        row: dict[str, Any] = {"agent_type": "tutor", "user_id": "anna", "body": b"secret", "labels": {"env": "prod"}}
+        pen = await desk.create("s", **row)
+        assert await desk.store.empty(pen.key, (), body=(b"secret", b"")) == 0
+        await desk.delete(pen)
+        everyone = Query(namespace=desk.namespace, deleted_for=0)
+        [found] = await desk.other.find(everyone)
+        assert (found.body, found.user_id, found.labels) == (b"secret", "anna", {"env": "prod"})
+        assert await desk.store.empty(pen.key, (), body=(b"secret", b"")) == 1
+        [found] = await desk.other.find(everyone)
+        assert (found.session_id, found.agent_type) == ("s", "tutor")
+        assert (found.body, found.user_id, found.labels) == (b"", "", {})
+        assert await desk.store.find(Query(namespace=desk.namespace)) == []
 
     @on_a_desk
     async def test_only_the_deleted_are_purged(self, desk: Desk) -> None:

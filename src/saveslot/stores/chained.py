@@ -1,0 +1,227 @@
+"""Entries that vouch for those before them: a chain of hashes through each session's log, for `audit`.
+
+Behind the digest in its column stands an entry's *link*, 16 bytes: a mark, and a hash of the link before, of what the
+entry is (append_id, seq, kind, name, fence, digest, seal of its note: all that stays when it is emptied or copied), and
+of times. A time is given by the store when an entry lands, so the next group covers it: the mark says how many entries
+before are covered, and whether this one's own time was given by the writer (an import), and so is covered at once.
+
+    mark: times covered × 2, +1 if its own        hash: the first 15 bytes of sha256
+
+Who changes, removes, inserts or reorders entries in the database has to renew all links behind; a link that was noted
+elsewhere tells. The times of the newest group, and whether entries at the end were cut off, no link can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from struct import Struct
+
+from msgspec.structs import replace
+
+from saveslot.log import (
+    Counts,
+    Entry,
+    Event,
+    Group,
+    Head,
+    Outcome,
+    Place,
+    Query,
+    Ref,
+    Row,
+    Sign,
+    Verdict,
+    Worker,
+)
+from saveslot.stores import Store, Tended
+
+LINK = 16
+DIGEST = 32
+SEAL = 16
+# So many times fit into a mark.
+REACH = 127
+# Sessions whose newest link is remembered; one that was forgotten costs a read.
+REMEMBERED = 100_000
+APPENDED = Outcome.APPENDED
+
+
+# What the next entry follows: its id and link, and the times that nobody has covered yet.
+Tip = tuple[bytes | None, bytes, Sequence[int]]
+BEGINNING: Tip = (None, b"", ())
+
+
+def split(digest: bytes) -> tuple[bytes, bytes]:
+    """Digest and link; entries of older Saveslots have none."""
+    size = len(digest)
+    return (digest[:-LINK], digest[-LINK:]) if size in {LINK, DIGEST + LINK} else (digest, b"")
+
+
+_SIZES = Struct(">BBQBQHB").pack
+_TIMES = tuple(Struct(f">{many}q").pack for many in range(REACH + 1))
+_MARKS = tuple(bytes((mark,)) for mark in range(256))
+
+
+def linked(key: bytes, entry: Entry, before: bytes, times: Sequence[int], *, given: bool) -> bytes:
+    """The link of an entry whose digest is bare. Each checkpoint pays for this."""
+    many = len(times)
+    mark = many << 1 | given
+    name, digest, note = entry.name.encode(), entry.digest, entry.note
+    sizes = _SIZES(mark, len(before), entry.seq, entry.kind, entry.fence, len(name), len(digest))
+    tail = b"\0" if note is None else b"\1" + note[:SEAL]
+    if given:
+        tail += _TIMES[1](entry.at)
+    found = sha256(b"".join((sizes, before, _TIMES[many](*times), key, entry.append_id, name, digest, tail)))
+    return _MARKS[mark] + found.digest()[: LINK - 1]
+
+
+def misfit(key: bytes, entries: Sequence[Entry]) -> tuple[int, str] | None:
+    """The first entry of a whole log that does not fit, and what is wrong; None when all do. Digests as stored."""
+    link = b""
+    for place, entry in enumerate(entries):
+        if entry.seq != place + 1:
+            return place + 1, "is missing"
+        digest, own = split(entry.digest)
+        if not own:
+            if link:
+                return entry.seq, "carries no link, though entries before it do: it was changed, or put there"
+            continue
+        reach, given = own[0] >> 1, bool(own[0] & 1)
+        if reach > place:
+            return entry.seq, "was changed"
+        times = [one.at for one in entries[place - reach : place]]
+        if linked(key, replace(entry, digest=digest), link, times, given=given) != own:
+            covered = f", or the time of {'an entry' if reach > 1 else 'the one'} right before it" if reach else ""
+            return entry.seq, f"does not fit what stands before it: it was changed{covered}"
+        note = entry.note or b""
+        if len(note) > SEAL and sha256(note[SEAL:]).digest()[:SEAL] != note[:SEAL]:
+            return entry.seq, "has a note that was changed"
+        link = own
+    return None
+
+
+class ChainedStore:
+    def __init__(self, store: Store) -> None:
+        self._inner = store
+        self._tips: dict[bytes, Tip] = {}
+
+    @property
+    def stored(self) -> Store:
+        """The same with the links."""
+        return self._inner
+
+    async def append(self, groups: Sequence[Group]) -> list[Verdict]:
+        tips = self._tips
+        sent: list[Group] = []
+        for group in groups:
+            tip = tips.get(group.key, BEGINNING) if group.create is None else BEGINNING
+            if tip[0] != group.prev:
+                tip = await self._read(group)
+            sent.append(_chained(group, tip))
+        verdicts = await self._inner.append(sent)
+        for group, verdict in zip(sent, verdicts, strict=True):
+            if verdict.outcome is APPENDED:
+                last, times = group.entries[-1], verdict.times
+                times = times if len(times) <= REACH else times[-REACH:]
+                self._remember(group.key, (last.append_id, last.digest[-LINK:], times))
+            else:  # also a retry: what landed the first time may have been sealed otherwise
+                tips.pop(group.key, None)
+                verdict.head = verdict.head and _bare(verdict.head)
+        return verdicts
+
+    async def _read(self, group: Group) -> Tip:
+        """What the group follows, from the store; should it not be there, the store says so."""
+        last = group.entries[0].seq - 1
+        found = await self._inner.entries(group.key, [(last, last)], frames=False)
+        if found and (link := split(found[0].digest)[1]) and not link[0] >> 1:
+            # The end of a group: the times of all its entries are to be covered.
+            found = await self._inner.entries(group.key, [(max(1, last - REACH + 1), last)], frames=False)
+        return _tip(found) if found else BEGINNING
+
+    def _remember(self, key: bytes, tip: Tip) -> None:
+        if len(self._tips) >= REMEMBERED and key not in self._tips:
+            del self._tips[next(iter(self._tips))]
+        self._tips[key] = tip
+
+    async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
+        return [head and self._head(head) for head in await self._inner.heads(refs)]
+
+    def _head(self, head: Head) -> Head:
+        link = split(head.last.digest)[1]
+        if link and link[0] >> 1:
+            self._remember(head.row.key, (head.last.append_id, link, (head.last.at,)))
+        return Head(head.row, _bare(replace(head.last)))
+
+    async def entries(
+        self,
+        key: bytes,
+        ranges: Sequence[tuple[int, int]] = ((1, 2**62),),
+        *,
+        kinds: frozenset[int] | None = None,
+        name: str | None = None,
+        newest: int | None = None,
+        frames: bool = True,
+        largest: int | None = None,
+    ) -> list[Entry]:
+        found = await self._inner.entries(
+            key, ranges, kinds=kinds, name=name, newest=newest, frames=frames, largest=largest
+        )
+        return [_bare(entry) for entry in found]
+
+    async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
+        return await self._inner.find(query, after, limit)
+
+    async def count(self, query: Query, sample: int = 0) -> Counts:
+        return await self._inner.count(query, sample)
+
+    async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
+        return await self._inner.beat(signs, worker)
+
+    async def events(
+        self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
+    ) -> tuple[list[Event], str]:
+        return await self._inner.events(namespace, after, key, limit=limit, wait=wait)
+
+    async def empty(
+        self, key: bytes, seqs: Sequence[int], *, notes: bool = False, body: tuple[bytes, bytes] | None = None
+    ) -> int:
+        return await self._inner.empty(key, seqs, notes=notes, body=body)
+
+    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+        return await self._inner.purge(keys)
+
+    async def tend(self) -> None:
+        if isinstance(self._inner, Tended):
+            await self._inner.tend()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+def _chained(group: Group, tip: Tip) -> Group:
+    _, link, times = tip
+    entries: list[Entry] = []
+    for entry in group.entries:
+        link = linked(group.key, entry, link, times, given=entry.at > 0)
+        entries.append(replace(entry, digest=entry.digest + link))
+        times = ()
+    return replace(group, entries=entries)
+
+
+def _bare(entry: Entry) -> Entry:
+    """In place."""
+    if len(entry.digest) in {LINK, DIGEST + LINK}:
+        entry.digest = entry.digest[:-LINK]
+    return entry
+
+
+def _tip(entries: Sequence[Entry]) -> Tip:
+    """At the end of these: its times reach back to where its group began."""
+    times: list[int] = []
+    for entry in reversed(entries):
+        link = split(entry.digest)[1]
+        times.append(entry.at)
+        if not link or link[0] >> 1 or entry.seq == 1:
+            break
+    last = entries[-1]
+    return last.append_id, split(last.digest)[1], times[::-1]

@@ -1,0 +1,155 @@
+"""The trail tells who did what when, survives erasure, and shows where somebody changed the database."""
+
+from __future__ import annotations
+
+import apsw
+import pytest
+
+import saveslot
+from saveslot import NotFound, SessionManager
+from saveslot.model import AgentSession
+
+KEY = bytes(range(32))
+
+
+async def live(sessions: SessionManager, others: SessionManager) -> AgentSession:
+    """Entries of all sorts, alone and in groups, by two managers in turn."""
+    session = await sessions.create_session("tutor", "anna", {"a": 1}, session_id="s")
+    session.checkpoint("asked", {"n": 1})
+    session.checkpoint("asked", {"n": 2})
+    session.context["a"] = 2
+    await sessions.update_session(session)
+    await others.checkpoint("s", "told", {"n": 3}, {"m": 1})
+    async with others.hold("s") as held:
+        await held.checkpoint("held", {"n": 4})
+        await held.step("ask", lambda: 1)
+        await sessions.import_session(await sessions.export("s"), session_id="copy")
+    await sessions.rollback("s", "asked")
+    session = await others.refresh(session)
+    session.checkpoint("asked", {"n": 5})
+    session.pause()
+    await others.update_session(session)
+    return session
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+async def test_every_entry_fits(opened, key):
+    """Whoever writes continues the chain: other managers, holders, imports, groups; also after delete and erase."""
+    async with opened(encryption_key=key) as sessions, opened(encryption_key=key) as others:
+        await live(sessions, others)
+        worker = others.worker["name"]
+    async with opened() as sessions:  # nothing of it needs the key
+        trail = await sessions.audit("s")
+        assert (trail.misfit, trail.unlinked, trail.state) == (None, 0, "paused")
+        assert [line.seq for line in trail.lines] == list(range(1, len(trail.lines) + 1))
+        assert {line.held_by for line in trail.lines if line.kind in {"taken", "step_finished"}} == {worker}
+        assert trail.lines[0].held_by == ""
+        assert all(len(line.link) == 32 for line in trail.lines)
+        assert (await sessions.audit("copy")).misfit is None
+        noted = trail.head
+        await sessions.delete_session("copy")
+        assert (await sessions.audit("copy")).state == "deleted"
+        await sessions.erase("s")
+        await sessions.erase("copy")
+        for name in ("s", "copy"):
+            after = await sessions.audit(name, link=noted if name == "s" else None)
+            assert (after.misfit, after.state) == (None, "erased")
+            assert after.lines[-1].kind == "tombstone"
+        assert (await sessions.audit("s")).lines[: len(trail.lines)] == trail.lines
+        assert (await sessions.audit("s", link="0" * 32)).misfit is not None
+        with pytest.raises(NotFound):
+            await sessions.audit("nobody")
+
+
+def flipped(value: bytes | None) -> bytes:
+    return b"\0" * 16 if value is None else bytes([value[0] ^ 1]) + value[1:]
+
+
+COLUMNS = {
+    "name": lambda name: name + "!",
+    "kind": lambda kind: kind + 1,
+    "fence": lambda fence: fence + 1,
+    "digest": flipped,
+    "note": flipped,
+    "note ": lambda note: b"\0" * 17 if note is None else note[:-1] + bytes([note[-1] ^ 1]),
+    "append_id": flipped,
+}
+
+
+class Forger:
+    """Changes a session's rows behind our back, and puts them back."""
+
+    def __init__(self, file, key: bytes) -> None:
+        self._connection = apsw.Connection(str(file))
+        self._key = key
+
+    def get(self, column: str, seq: int):
+        sql = f"select {column} from checkpoints where key = ? and seq = ?"  # noqa: S608
+        return self._connection.execute(sql, (self._key, seq)).get
+
+    def put(self, column: str, seq: int, value) -> None:
+        sql = f"update checkpoints set {column} = ? where key = ? and seq = ?"  # noqa: S608
+        self._connection.execute(sql, (value, self._key, seq))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@pytest.fixture
+async def scene(file):
+    """A manager, its sessions `s` and `copy`, and whoever tampers with each."""
+    async with saveslot.open(f"sqlite:///{file}") as sessions, saveslot.open(f"sqlite:///{file}") as others:
+        await live(sessions, others)
+        forgers = {name: Forger(file, (await sessions.get_session(name)).seen.key) for name in ("s", "copy")}
+        yield sessions, forgers
+        for forger in forgers.values():
+            forger.close()
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+async def test_a_changed_entry_is_named(scene, column):
+    """Whatever is changed of whichever entry, that one does not fit; put back, all do."""
+    sessions, forgers = scene
+    for seq in range(1, len((await sessions.audit("s")).lines) + 1):
+        before = forgers["s"].get(column, seq)
+        forgers["s"].put(column, seq, COLUMNS[column](before))
+        assert (await sessions.audit("s")).misfit == seq
+        forgers["s"].put(column, seq, before)
+    assert (await sessions.audit("s")).misfit is None
+
+
+async def test_a_changed_time_is_noticed(scene):
+    """An import's by its own link, any other by the group behind it; only the newest group's by nobody yet."""
+    sessions, forgers = scene
+    for name in ("s", "copy"):
+        last = len((await sessions.audit(name)).lines)
+        for seq in range(1, last + 1):
+            at = forgers[name].get("at", seq)
+            forgers[name].put("at", seq, at + 1)
+            found = (await sessions.audit(name)).misfit
+            if name == "copy":
+                assert found == seq
+            elif seq <= last - 2:  # the last two are one group
+                assert seq < found <= seq + 4
+            else:
+                assert found is None
+            forgers[name].put("at", seq, at)
+
+
+async def test_entries_removed_moved_and_cut_off_are_noticed(scene):
+    """What is missing or out of order is named; what is cut off at the end is seen by a link that was noted."""
+    sessions, forgers = scene
+    trail = await sessions.audit("s")
+    forger, last = forgers["s"], len(trail.lines)
+    forger.put("seq", 3, -1)
+    assert (await sessions.audit("s")).misfit == 3
+    forger.put("seq", 4, 3)
+    forger.put("seq", -1, 4)
+    assert (await sessions.audit("s")).misfit == 3
+    forger.put("seq", 3, -1)
+    forger.put("seq", 4, 3)
+    forger.put("seq", -1, 4)
+    assert (await sessions.audit("s")).misfit is None
+    forger.put("seq", last, -1)
+    assert (await sessions.audit("s")).misfit is None
+    assert (await sessions.audit("s", link=trail.head)).misfit == last
