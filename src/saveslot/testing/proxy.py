@@ -46,6 +46,7 @@ class Proxy:
         self.port = 0
         self.accepted = 0  # connections, ever
         self.most = 0  # of them at a time
+        self.lost = 0  # pieces that vanished on their way
         self._late = 0.0
         self._ways: set[_Way] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -178,6 +179,7 @@ class Proxy:
             await asyncio.sleep(due - self._loop.time())
             if self.fault is Fault.DROP or (self.fault is Fault.LOSE and direction is Direction.ANSWERING):
                 way.lost.add(direction)
+                self.lost += 1
             if not data:
                 return
             if direction not in way.lost:
