@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from functools import wraps
 from itertools import count
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from saveslot.errors import Unavailable
 
@@ -54,6 +55,16 @@ class Settles(Protocol):
     running: set[asyncio.Future[Any]]  # writes under way
 
 
+# Writes that go on without their caller, and what they were asked for.
+_unheard: WeakKeyDictionary[asyncio.Future[Any], tuple[object, ...]] = WeakKeyDictionary()
+
+
+async def _behind(earlier: list[asyncio.Future[Any]], work: Coroutine[Any, Any, R]) -> R:
+    """Who asks again waits for the first try: overtaken, that would come later and be taken for another."""
+    await asyncio.wait(earlier)
+    return await work
+
+
 def settled(
     verb: Callable[Concatenate[T, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[T, P], Coroutine[Any, Any, R]]:
@@ -63,7 +74,10 @@ def settled(
     async def run(self: T, *args: P.args, **kwargs: P.kwargs) -> R:
         caller = Caller()
         before = CALLER.set(caller)
-        task = asyncio.ensure_future(verb(self, *args, **kwargs))
+        asked = (verb.__name__, *(told if isinstance(told, str) else id(told) for told in args[:2]))
+        earlier = [task for task in self.running if _unheard.get(task) == asked]
+        work = verb(self, *args, **kwargs)
+        task = asyncio.ensure_future(_behind(earlier, work) if earlier else work)
         CALLER.reset(before)
         self.running.add(task)
         task.add_done_callback(self.running.discard)
@@ -71,6 +85,7 @@ def settled(
             answer = await asyncio.shield(task)
         except (asyncio.CancelledError, Unavailable):
             caller.leave()
+            _unheard[task] = asked
             raise
         caller.heard()
         return answer

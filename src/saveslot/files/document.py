@@ -29,7 +29,7 @@ MAX_DEPTH = 100
 # YAML 1.1 wants a key's colon within 1,024 characters; longer keys take a line of their own.
 LONGEST_KEY = 500
 
-_PLAIN = re.compile(r"(?:[^\W\d]|/)(?:[\w./@+=()~,;!?'-]++| (?=[^\s#]))*+")
+_PLAIN = re.compile(r"(?:[^\W\d]|/)(?:[\w./@+=()~,;!?'-]| (?=[^\s#]))*")
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
 # What some YAML reader takes for a line break, or refuses, must be escaped; a surrogate cannot even be.
 _DOUBTFUL = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")

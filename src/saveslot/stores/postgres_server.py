@@ -304,7 +304,11 @@ async def _settled(connection: Connection) -> bool:
     settled = f"""
         select set_config('plan_cache_mode', 'force_generic_plan', false)
         where pg_backend_pid() = {connection.get_server_pid()}"""
-    return await connection.execute(settled) == "SELECT 1"  # one round trip: nothing is prepared
+    try:
+        return await connection.execute(settled) == "SELECT 1"  # one round trip: nothing is prepared
+    except BaseException:
+        connection.terminate()
+        raise
 
 
 def _hushed(exc: BaseException) -> None:
