@@ -18,6 +18,7 @@ import msgspec
 import saveslot
 from bench import fresh, servers
 from bench.contenders import APPEND, BARE, CONTENDERS, FLOOR, LANGGRAPH, OPENAI, SAVESLOT, STANDARD
+from bench.servers import rotated
 from saveslot.benchmark import POOL, QUICK, Series, Sizes, at_once, long_session, message, one_by_one
 
 GROUPED = "raw apsw loop, 64 rows a commit"
@@ -198,11 +199,6 @@ def beside(path: Path) -> Iterator[Path]:
 
 def stored(path: str) -> int:
     return sum(file.stat().st_size for file in beside(Path(path)))
-
-
-def rotated(names: tuple[str, ...], by: int) -> tuple[str, ...]:
-    by %= len(names)
-    return names[by:] + names[:by]
 
 
 def quiet(*_: object) -> None: ...

@@ -13,7 +13,8 @@ from saveslot.testing.conformance import desk
 FAULTS = [*faults.FAULTY_MEMORY, *faults.FAULTY_SQLITE]
 # The machine's steps come one after another: it neither cancels nor waits, and no two share a transaction.
 BEYOND_THE_MACHINE = {faults.CancelledAndForgotten, faults.NobodyIsWoken, faults.OneForAll}
-# It meets these too, but only after seconds; in memory (LateClaimKills, StaleIgnoresOwner) it is quicker.
+# It meets these too, but only after seconds, or not in every run (PatienceIgnored); in memory (LateClaimKills,
+# StaleIgnoresOwner) it is quicker.
 SLOW_TO_MEET = {faults.ClaimKillsFirst, faults.OwnersIgnoredInStatements, faults.PatienceIgnored}
 
 
