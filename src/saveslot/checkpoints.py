@@ -267,8 +267,9 @@ class _Log:
 class _Whole(Draft):
     """Each checkpoint is kept whole, so that any other can go."""
 
-    def _add(self, entry: Entry, **reached: Any) -> None:
-        super()._add(entry, **reached | {"data": codec.State()})
+    def _written(self, entry: Entry, written: codec.Written) -> None:
+        super()._written(entry, written)
+        self.at = self.at._replace(data=codec.State())
 
     def rollback(self, name: str, target: Entry | None, metadata: Data) -> None:
         data = {} if target is None else Timeline("", [target]).data(target)

@@ -173,22 +173,32 @@ class Held:
     ) -> Checkpoint:
         """Save a named checkpoint; durable when this returns. Give the whole state, what to append, or a patch."""
         save = Save(name, data, metadata, append, patch).checked()
-        if self._slot.ready and self._over is None and self._lifeline.alive:
-            return await self._checkpoint(save)  # nothing is awaited before the write is on its way
-        return await self._settled_checkpoint(save)
+        slot = self._slot
+        state = slot.ready
+        if state is not None and self._over is None and self._lifeline.alive:
+            slot.lock.take()  # nothing is awaited before the write is on its way
+            try:
+                return await self._saved(state, save)
+            finally:
+                slot.lock.give()
+        return await self._checkpoint(save)
 
+    @settled
     async def _checkpoint(self, save: Save) -> Checkpoint:
         await self._sure()
         slot = self._slot
         async with slot.lock:
             before = await self._settle() if slot.doubtful else None
-            follow(slot.at.state, "checkpoint")
-            draft = await drafted(slot, save, before)
-            if draft is not before:
-                await self._append(draft)
-            return draft.landed(draft.group.entries[-1], Checkpoint)
+            return await self._saved(await slot.load_data(), save, before)
 
-    _settled_checkpoint = settled(_checkpoint)
+    async def _saved(self, state: codec.State, save: Save, before: Draft | None = None) -> Checkpoint:
+        """The checkpoint behind that state: stored now, if it is not `before`. The slot's lock is the caller's."""
+        slot = self._slot
+        follow(slot.at.state, "checkpoint")
+        draft = drafted(slot, state, save, before)
+        if draft is not before:
+            await self._append(draft)
+        return draft.landed(draft.group.entries[-1], Checkpoint)
 
     async def heartbeat(self) -> None:
         """A sign of life of this session. (That of its worker goes on by itself.)"""

@@ -24,7 +24,7 @@ def micros(at: datetime) -> int:
 
 
 def moment(at: int) -> datetime:
-    return EPOCH + timedelta(microseconds=at)
+    return EPOCH + timedelta(0, 0, at)
 
 
 class Entry(msgspec.Struct, gc=False):

@@ -414,12 +414,21 @@ class SessionManager(SessionCollector):
         save = Save(name, data, metadata, append, patch).checked()
         value, session_id = _named(session)
         slot = self._slots.get(session_id)
-        if slot is not None and slot.ready and slot.at.lease is None and (value is None or _current(value, slot)):
+        state = None if slot is None or slot.at.lease is not None else slot.ready
+        if slot is not None and state is not None and (value is None or _current(value, slot)):
             # Nothing is awaited before the write is on its way, so a cancellation can only abandon the answer: the
             # slot remembers the write and asks what became of it. Saves a task and a shield, 11 us.
-            return await self._checkpoint(value, session_id, save)
-        return await self._settled_checkpoint(value, session_id, save)
+            self._slots.hits += 1
+            slot.lock.take()
+            try:
+                return await self._saved(slot, state, value, save)
+            except Overtaken:
+                pass
+            finally:
+                slot.lock.give()
+        return await self._checkpoint(value, session_id, save)
 
+    @settled
     @with_a_fresh_head
     async def _checkpoint(self, session: AgentSession | None, session_id: str, save: Save) -> Checkpoint:
         slot = self._slots.known(session_id) or await self._slot(session_id)
@@ -429,17 +438,21 @@ class SessionManager(SessionCollector):
                 await self._check_seen(session, slot)
             if slot.at.lease is not None:
                 await self._check_free(slot)
-            follow(slot.at.state, "checkpoint")
-            draft = await drafted(slot, save, before)
-            if draft is not before:
-                draft.author = session
-                await self._append(slot, draft)
-            made = draft.landed(draft.group.entries[-1], Checkpoint)
-            if session is not None and draft is not before:
-                _show(session, slot, made)
-            return made
+            return await self._saved(slot, await slot.load_data(), session, save, before)
 
-    _settled_checkpoint = settled(_checkpoint)
+    async def _saved(
+        self, slot: Slot, state: codec.State, session: AgentSession | None, save: Save, before: Draft | None = None
+    ) -> Checkpoint:
+        """The checkpoint behind that state: stored now, if it is not `before`. The slot's lock is the caller's."""
+        follow(slot.at.state, "checkpoint")
+        draft = drafted(slot, state, save, before)
+        if draft is not before:
+            draft.author = session
+            await self._append(slot, draft)
+        made = draft.landed(draft.group.entries[-1], Checkpoint)
+        if session is not None and draft is not before:
+            _show(session, slot, made)
+        return made
 
     @settled
     @with_a_fresh_head

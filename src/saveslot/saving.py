@@ -26,10 +26,9 @@ class Save(NamedTuple):
         return self
 
 
-async def drafted(slot: Slot, save: Save, before: Draft | None) -> Draft:
-    """The checkpoint behind the slot's newest entry; `before` itself if that was this same one, sent once more."""
+def drafted(slot: Slot, state: codec.State, save: Save, before: Draft | None) -> Draft:
+    """The checkpoint behind the slot's newest state; `before` itself if that was this same one, sent once more."""
     name, data, metadata, append, patch = save
-    state = slot.at.data or await slot.load_data()
     draft = slot.draft()
     if append is not None or patch is not None:
         asked, path = (append, "append") if patch is None else (patch, "patch")

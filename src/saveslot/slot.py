@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from saveslot import codec
 from saveslot.codec.frame import PATCH
@@ -28,6 +29,7 @@ ABOUT_KINDS = frozenset({Kind.CREATED, Kind.UPDATED})
 ENDING_KINDS = frozenset({Kind.COMPLETED, Kind.FAILED, Kind.TOMBSTONE})
 # The frame of a mark until the frames that it hides are gone.
 UNFINISHED = b"\x01"
+APPENDED, ALREADY = Outcome.APPENDED, Outcome.ALREADY
 
 
 class Point(NamedTuple):
@@ -75,27 +77,26 @@ class Draft:
         append_id: bytes | None = None,
         sign: bool = True,
     ) -> None:
-        entry = self._noted(name, metadata, at, append_id, sign=sign)
+        note = self._note(metadata) if metadata else None
+        entry = self._entry(Kind.CHECKPOINT, name, at, append_id, sign=sign, note=note)
         self._written(entry, codec.write(self.at.data, data, entry.seq, "data", self._limit))
 
     def appended(self, name: str, items: dict[str, Any], metadata: Data | None) -> None:
-        entry = self._noted(name, metadata)
+        note = self._note(metadata) if metadata else None
+        entry = self._entry(Kind.CHECKPOINT, name, sign=True, note=note)
         # The state before is used up by this: whatever can be refused must have been looked at by now.
         self._written(entry, codec.append(self.at.data, items, entry.seq, self._limit))
 
-    def _noted(
-        self, name: str, metadata: Data | None, at: int = 0, append_id: bytes | None = None, *, sign: bool = True
-    ) -> Entry:
-        entry = self._entry(Kind.CHECKPOINT, name, at, append_id)
-        entry.sign = sign
-        entry.note = codec.note(as_data(metadata, "metadata"), "metadata", self._limit) if metadata else None
-        return entry
+    def _note(self, metadata: Data) -> bytes:
+        return codec.note(as_data(metadata, "metadata"), "metadata", self._limit)
 
     def _written(self, entry: Entry, written: codec.Written) -> None:
-        state = written.state
-        entry.frame, entry.recipe, entry.digest = written.frame, state.recipe.pack(), state.digest
-        entry.data_seq = entry.seq
-        self._add(entry, data=state, data_seq=entry.seq)
+        frame, state = written
+        entry.frame, entry.recipe, entry.digest = frame, state.recipe.pack(), state.digest
+        seq = entry.data_seq = entry.seq
+        self.group.entries.append(entry)
+        at = self.at
+        self.at = Point(seq, entry.append_id, at.state, at.fence, at.lease, seq, at.about_seq, state, at.about)
 
     def rollback(self, name: str, target: Entry | None, metadata: Data) -> None:
         """Back to the state of an older entry (None: before the first): its recipe once more, and no frame."""
@@ -193,41 +194,65 @@ class Draft:
         """An entry of this draft as a checkpoint, once it was appended."""
         return self.timelines[entry.seq].checkpoint(entry, made_as)
 
-    def _entry(self, kind: Kind, name: str, at: int = 0, append_id: bytes | None = None) -> Entry:
-        point = self.at
+    def _entry(
+        self,
+        kind: Kind,
+        name: str,
+        at: int = 0,
+        append_id: bytes | None = None,
+        *,
+        sign: bool = False,
+        note: bytes | None = None,
+    ) -> Entry:
+        seq, _, _, fence, lease, data_seq, about_seq, _, _ = self.at
+        append_id = append_id or os.urandom(16)
         return Entry(
-            point.seq + 1,
-            append_id or os.urandom(16),
-            kind,
-            name,
-            at,
-            fence=point.fence,
-            lease=point.lease,
-            data_seq=point.data_seq,
-            about_seq=point.about_seq,
-        )
+            seq + 1, append_id, kind, name, at, sign, 0, fence, lease, data_seq, about_seq, b"", b"", note
+        )  # fmt: skip
 
     def _add(self, entry: Entry, **reached: Any) -> None:
         self.group.entries.append(entry)
         self.at = self.at._replace(seq=entry.seq, append_id=entry.append_id, **reached)
 
 
-class Turns(asyncio.Lock):
-    """A lock that knows who wants it: between a release and the next one's turn it looks free and is not."""
+class Turns:
+    """A lock whose holder hands it to the next in line, so that it is free only when nobody wants it."""
 
-    wanted = 0
+    __slots__ = ("_waiting", "wanted")
 
-    async def acquire(self) -> Literal[True]:
+    def __init__(self) -> None:
+        self.wanted = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def take(self) -> None:
+        """Without waiting; only where nobody wants it."""
         self.wanted += 1
+
+    def give(self) -> None:
+        self.wanted -= 1
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # who was cancelled does not want it any more
+                turn.set_result(None)
+                return
+
+    async def __aenter__(self) -> None:
+        self.wanted += 1
+        if self.wanted == 1:
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
         try:
-            return await super().acquire()
-        except BaseException:
-            self.wanted -= 1
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self.wanted -= 1
+            else:
+                self.give()
             raise
 
-    def release(self) -> None:
-        super().release()
-        self.wanted -= 1
+    async def __aexit__(self, *_: object) -> None:
+        self.give()
 
 
 class Slot:
@@ -235,7 +260,7 @@ class Slot:
         self.session_id = session_id
         self.key = key
         self.at = at
-        self.timeline = Timeline(session_id, [])  # the frames of the newest state
+        self.timeline = Timeline(session_id)  # the frames of the newest state
         self.lock = Turns()  # one append of a session at a time; the next one builds on it
         self.refused = False
         self.mine: int | None = None  # the fence under which its user holds the session, if so
@@ -248,7 +273,7 @@ class Slot:
     @property
     def weight(self) -> int:
         held = (self.at.data, self.at.about, self.timeline)
-        return 1000 + sum(part.weight for part in held if part is not None)
+        return 1000 + sum([part.weight for part in held if part is not None])
 
     def weigh(self) -> int:
         """How much heavier it has become since it was last weighed."""
@@ -267,9 +292,9 @@ class Slot:
         return self.lock.wanted > 0 or self._pending is not None
 
     @property
-    def ready(self) -> bool:
-        """True when an append can be sent at once, with nothing to wait for before it is on its way."""
-        return self.at.data is not None and not self.lock.wanted and not self.doubtful
+    def ready(self) -> codec.State | None:
+        """What the next checkpoint is compared with, when nothing is to be waited for before that is on its way."""
+        return None if self.lock.wanted or self.doubtful else self.at.data
 
     def meet(self, head: Head) -> None:
         """Follow the newest entry of the log; what was known of an older one goes."""
@@ -281,15 +306,15 @@ class Slot:
 
     async def append(self, draft: Draft) -> Verdict:
         """Land the draft and move on, or raise. After an unknown outcome `settle` sends the same entries again."""
-        self._pending = draft
-        [verdict] = await self._store.append([draft.group])
+        self._pending, group = draft, draft.group
+        [verdict] = await self._store.append([group])
         self._pending = None
-        if verdict.outcome in {Outcome.APPENDED, Outcome.ALREADY}:
+        if verdict.outcome is APPENDED or verdict.outcome is ALREADY:
             self.at = draft.at
-            for entry, at in zip(draft.group.entries, verdict.times, strict=True):
+            for entry, at in zip(group.entries, verdict.times, strict=True):
                 entry.at = at
-                if entry.kind in DATA_KINDS:
-                    self._grow(entry)
+                if entry.kind in DATA_KINDS and entry.frame is not None:
+                    self._grow(entry, entry.frame)
                 draft.timelines[entry.seq] = self.timeline
             caller = CALLER.get()
             self._last = None if caller is None else (draft, verdict, caller)
@@ -305,10 +330,10 @@ class Slot:
         draft = self._pending
         return draft, await self.append(draft)
 
-    def _grow(self, entry: Entry) -> None:
-        if entry.frame is not None and not entry.frame[1] & PATCH:
-            self.timeline = Timeline(self.session_id, [])  # the frames before it are not needed any more
-        self.timeline.add(entry)
+    def _grow(self, entry: Entry, frame: bytes) -> None:
+        if not frame[1] & PATCH:
+            self.timeline = Timeline(self.session_id)  # the frames before it are not needed any more
+        self.timeline.add(entry.seq, frame)
 
     async def load_data(self) -> codec.State:
         """What the next checkpoint is compared with."""

@@ -22,28 +22,27 @@ class Timeline:
     """Frames of one session, kept as stored. Walking forward applies one a step; a jump starts at a keyframe."""
 
     def __init__(
-        self, session_id: str, frames: Iterable[Entry], since: int = 0, thinned: frozenset[int] = frozenset()
+        self, session_id: str, frames: Iterable[Entry] = (), since: int = 0, thinned: frozenset[int] = frozenset()
     ) -> None:
         self._session_id = session_id
         self._since = since  # what rebuilds older entries was left out on purpose
         self._thinned = thinned  # hidden ones, whose frames may be gone
-        self._frames = {entry.seq: entry.frame for entry in frames if entry.frame is not None}
+        self._frames = {entry.seq: entry.frame for entry in frames if entry.frame is not None} if frames else {}
         self._seqs = sorted(self._frames)
         self.weight = sum(map(len, self._frames.values()))
         self._state: codec.State | None = None  # what the applied frames add up to
         self._applied: list[int] = []
 
-    def add(self, entry: Entry) -> None:
+    def add(self, seq: int, frame: bytes) -> None:
         """The next frame of the session's log."""
-        if entry.frame is not None:
-            self._frames[entry.seq] = entry.frame
-            self._seqs.append(entry.seq)
-            self.weight += len(entry.frame)
+        self._frames[seq] = frame
+        self._seqs.append(seq)
+        self.weight += len(frame)
 
     def checkpoint(self, entry: Entry, made_as: type[C]) -> C:
         name = f"{self._session_id}:{entry.seq}"
-        note = note_of(entry, name)
         if entry.kind in DATA_KINDS:
+            note = {} if entry.note is None else note_of(entry, name)
             return made_as.stored(name, entry.name, moment(entry.at), lambda: self.data(entry), note)
         return made_as.stored(name, entry.name, moment(entry.at), lambda: note_of(entry, name), {})
 

@@ -10,6 +10,7 @@ alone (a note, a session's context) is sealed instead: the first 16 bytes of its
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from hashlib import sha256
 from threading import local
 from typing import NamedTuple
@@ -123,11 +124,17 @@ def varint(number: int) -> bytes:
     """Seven bits a byte, low ones first, the high bit says that more follow: 300 is ac 02."""
     if number <= 0x7F:  # noqa: PLR2004
         return _SMALL[number]
+    return varints((number,))
+
+
+def varints(numbers: Iterable[int]) -> bytes:
     out = bytearray()
-    while number > 0x7F:  # noqa: PLR2004
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
+    add = out.append
+    for number in numbers:
+        while number > 0x7F:  # noqa: PLR2004
+            add(number & 0x7F | 0x80)
+            number >>= 7  # noqa: PLW2901
+        add(number)
     return bytes(out)
 
 

@@ -23,7 +23,7 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
 
-from saveslot.codec.frame import MAX_RAW, PATCH, chained, pack, read_varint, unpack, varint
+from saveslot.codec.frame import MAX_RAW, PATCH, chained, pack, read_varint, unpack, varints
 from saveslot.codec.text import MAX_STATE, checked_key, decode, encode, encode_keys, place, size_of
 from saveslot.errors import Corrupt, InvalidInput, TooLarge
 
@@ -96,12 +96,12 @@ class Recipe(NamedTuple):
     def pack(self) -> bytes:
         if not self.ranges:
             return b""
-        parts = [varint(number) for number in self[1:]]
+        numbers = list(self[1:])
         at = 0
         for first, last in self.ranges:
-            parts += (varint(first - at), varint(last - first))
+            numbers += (first - at, last - first)
             at = last
-        return b"".join(parts)
+        return varints(numbers)
 
     @classmethod
     def unpack(cls, data: bytes) -> Recipe:
@@ -130,15 +130,18 @@ class Recipe(NamedTuple):
         return any(first <= seq <= last for first, last in self.ranges)
 
 
+NOTHING = Recipe()
+
+
 class State:
     """A state as texts, with what rebuilds it. Its texts belong to it alone: `append` changes them in place."""
 
     __slots__ = ("_base_digest", "_base_keys", "_kept", "digest", "recipe", "tagged", "texts", "tip")
 
-    def __init__(self) -> None:
-        self.texts: Texts = {}
-        self.tagged = False
-        self.recipe = Recipe()
+    def __init__(self, texts: Texts | None = None, *, tagged: bool = False) -> None:
+        self.texts: Texts = {} if texts is None else texts
+        self.tagged = tagged
+        self.recipe = NOTHING
         self.digest = b""
         self.tip = 0  # the newest entry that may hold a frame; a range may only be prolonged from there
         # What the next long patch stands on: the keyframe or long patch before. Of its texts only this is remembered,
@@ -246,8 +249,7 @@ def rebuild(frames: Sequence[bytes], digest: bytes, where: str, recipe: Recipe |
 def write(before: State | None, value: dict[str, Any], seq: int, path: str, limit: int = MAX_STATE) -> Written:
     """Encode a whole state as what changed since `before`, which stays as it is."""
     texts, tagged = encode_keys(value, path, min(limit, MAX_WHOLE))
-    after = State()
-    after.texts, after.tagged = cast("Texts", texts), tagged
+    after = State(cast("Texts", texts), tagged=tagged)
     if before is None or not before.recipe.ranges:
         return _finished(after, None, [], seq)
     return _finished(after, before, _compared(before.texts, after.texts), seq)
@@ -290,8 +292,7 @@ def append(before: State | None, items: dict[str, Any], seq: int, limit: int = M
         grown = old if isinstance(old, bytearray) else bytearray(old)
         grown[-1:-1] = middle
         state.texts[key] = grown
-    after = State()
-    after.texts, after.tagged = state.texts, tagged
+    after = State(state.texts, tagged=tagged)
     return _finished(after, state if state.recipe.ranges else None, ops, seq)
 
 
@@ -319,7 +320,7 @@ def _finished(after: State, before: State | None, ops: list[Op], seq: int) -> Wr
                     after.follow(before, ops)
                 return Written(frame, after)
     frame = pack(_pack(after.texts), patch=False, tagged=after.tagged)
-    after.recipe, after.digest = Recipe(((seq, seq),), 1, 0, len(frame)), chained(b"", frame)
+    after.recipe, after.digest = Recipe(((seq, seq),), 1, 0, len(frame), 0, 0), chained(b"", frame)
     after.stand(after.digest)
     return Written(frame, after)
 

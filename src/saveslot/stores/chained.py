@@ -122,8 +122,7 @@ class ChainedStore:
         for group, verdict in zip(sent, verdicts, strict=True):
             if verdict.outcome is APPENDED:
                 last, times = group.entries[-1], verdict.times
-                times = times if len(times) <= REACH else times[-REACH:]
-                self._remember(group.key, (last.append_id, last.digest[-LINK:], times))
+                self._remember(group.key, (last.append_id, last.digest[-LINK:], times[-REACH:]))
             else:  # also a retry: what landed the first time may have been sealed otherwise
                 tips.pop(group.key, None)
                 verdict.head = verdict.head and _bare(verdict.head)

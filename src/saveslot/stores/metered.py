@@ -12,6 +12,7 @@ from saveslot.metrics import Calls, Counters
 from saveslot.stores import Store, Tended
 
 READS = ("heads", "entries", "find", "count")
+APPENDED = Outcome.APPENDED
 
 
 class Timed:
@@ -79,14 +80,20 @@ class MeteredStore:
         }
 
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
-        with Timed(self._append):
+        start = perf_counter_ns()
+        try:
             verdicts = await self._store.append(groups)
+        except Exception:
+            self._append.errors += 1
+            raise
+        finally:
+            self._append.took.add(perf_counter_ns() - start)
         for group, verdict in zip(groups, verdicts, strict=True):
             self._outcomes[verdict.outcome] += 1
-            if verdict.outcome is Outcome.APPENDED:
+            if verdict.outcome is APPENDED:
                 self._groups += 1
+                self._entries += len(group.entries)
                 for entry in group.entries:
-                    self._entries += 1
                     self._bytes += len(entry.frame or b"") + len(entry.note or b"")
         return verdicts
 
