@@ -29,6 +29,8 @@ ABOUT_KINDS = frozenset({Kind.CREATED, Kind.UPDATED})
 ENDING_KINDS = frozenset({Kind.COMPLETED, Kind.FAILED, Kind.TOMBSTONE})
 # The frame of a mark until the frames that it hides are gone.
 UNFINISHED = b"\x01"
+# Bytes that a slot takes beside states and frames, about.
+EACH = 1400
 APPENDED, ALREADY = Outcome.APPENDED, Outcome.ALREADY
 
 
@@ -270,14 +272,11 @@ class Slot:
         self._pending: Draft | None = None
         self._last: tuple[Draft, Verdict, Caller] | None = None  # what landed, and for whom
 
-    @property
-    def weight(self) -> int:
-        held = (self.at.data, self.at.about, self.timeline)
-        return 1000 + sum([part.weight for part in held if part is not None])
-
     def weigh(self) -> int:
         """How much heavier it has become since it was last weighed."""
-        before, self.counted = self.counted, self.weight
+        before, data, about = self.counted, self.at.data, self.at.about
+        states = (0 if data is None else data.weight) + (0 if about is None else about.weight)
+        self.counted = EACH + self.timeline.weight + states
         return self.counted - before
 
     @property

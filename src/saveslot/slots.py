@@ -35,10 +35,11 @@ class Slots:
 
     def keep(self, newest: Slot) -> None:
         """The slot to use from now on. Those that were longest without use make room for it, if nobody needs them."""
-        if self._slots.get(newest.session_id) is not newest:
-            self.forget(self._slots.get(newest.session_id))
-            self._slots[newest.session_id] = newest
-        self._slots.move_to_end(newest.session_id)
+        slots, session_id = self._slots, newest.session_id
+        if (before := slots.get(session_id)) is not newest:
+            self.forget(before)
+            slots[session_id] = newest
+        slots.move_to_end(session_id)
         self.weight += newest.weigh()
         excess = self.weight - CACHE_BYTES
         if excess > 0:

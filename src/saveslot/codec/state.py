@@ -136,23 +136,20 @@ NOTHING = Recipe()
 class State:
     """A state as texts, with what rebuilds it. Its texts belong to it alone: `append` changes them in place."""
 
-    __slots__ = ("_base_digest", "_base_keys", "_kept", "digest", "recipe", "tagged", "texts", "tip")
+    __slots__ = ("_base_digest", "_base_keys", "_kept", "digest", "recipe", "tagged", "texts", "tip", "weight")
 
     def __init__(self, texts: Texts | None = None, *, tagged: bool = False) -> None:
         self.texts: Texts = {} if texts is None else texts
         self.tagged = tagged
         self.recipe = NOTHING
         self.digest = b""
+        self.weight = 0  # of the texts, of a state that something can be built on
         self.tip = 0  # the newest entry that may hold a frame; a range may only be prolonged from there
         # What the next long patch stands on: the keyframe or long patch before. Of its texts only this is remembered,
         # how many bytes in front and behind are still the same, for each one that changed.
         self._base_digest = b""
         self._base_keys: list[str] = []
         self._kept: dict[str, tuple[int, int]] = {}
-
-    @property
-    def weight(self) -> int:
-        return sum(map(len, self.texts.values())) + 200
 
     def value(self) -> dict[str, Any]:
         return {key: decode(text, tagged=self.tagged) for key, text in self.texts.items()}
@@ -242,7 +239,8 @@ def rebuild(frames: Sequence[bytes], digest: bytes, where: str, recipe: Recipe |
     except Corrupt as exc:
         raise Corrupt(where, f"a frame {exc.reason}") from exc
     state.digest = digest
-    state.recipe = recipe or Recipe()
+    state.recipe = recipe or NOTHING
+    state.weight = _length(state.texts)
     return state
 
 
@@ -298,7 +296,7 @@ def append(before: State | None, items: dict[str, Any], seq: int, limit: int = M
 
 def _finished(after: State, before: State | None, ops: list[Op], seq: int) -> Written:
     """The frame for a state whose texts are known: a patch where that pays, or a keyframe."""
-    after.tip = seq
+    after.tip, after.weight = seq, _length(after.texts)
     if before is not None:
         if not ops:
             after.follow(before, ops)
@@ -309,7 +307,7 @@ def _finished(after: State, before: State | None, ops: list[Op], seq: int) -> Wr
             after.follow(before, ops)
             digest, ops = after.long()
         body = _pack(ops)
-        if len(body) < WORTH_PATCHING * sum(map(len, after.texts.values())):
+        if len(body) < WORTH_PATCHING * after.weight:
             frame = pack(body, patch=True, tagged=after.tagged)
             recipe = (_lengthened if long else _extended)(before.recipe, before.tip, seq, len(frame))
             if recipe is not None:
@@ -323,6 +321,10 @@ def _finished(after: State, before: State | None, ops: list[Op], seq: int) -> Wr
     after.recipe, after.digest = Recipe(((seq, seq),), 1, 0, len(frame), 0, 0), chained(b"", frame)
     after.stand(after.digest)
     return Written(frame, after)
+
+
+def _length(texts: Texts) -> int:
+    return sum(map(len, texts.values()))
 
 
 def _extended(recipe: Recipe, tip: int, seq: int, weight: int) -> Recipe | None:

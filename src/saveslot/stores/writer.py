@@ -1,11 +1,10 @@
 """One writer of one SQLite file: many jobs in one transaction, one sync, and every caller told only after it.
 
-Jobs that come in the same turn of the event loop form a batch. A batch is committed by a thread, so that a slow disk
-never stops the loop, and while it is under way the next one grows: the busier, the fewer syncs a job.
-
-A lone job, when the last commit was quick, is committed right where it is: waking a thread and being woken again costs
-more (0.14 ms) than the commit itself (docs/decisions/0001-lone-commits-inline.md). After one slow commit the thread has
-the next ones, until they are quick again.
+Jobs that come in the same turn of the event loop form a batch. While commits are quick they are made right there, in
+the loop: waking a thread and being woken again costs more than a lone commit takes, and two threads that want the
+interpreter at once slow each other down (docs/decisions/0001-commits-inline.md). As soon as they are not quick a thread
+makes them, so that a slow disk never stops the loop, and while one is under way the next batch grows: the busier, the
+fewer syncs a job.
 """
 
 from __future__ import annotations
@@ -37,8 +36,12 @@ class Job(NamedTuple):
 Batch = list[Job]
 Result = tuple["asyncio.Future[Any]", Any, BaseException | None]
 
-# A commit under this may run in the event loop: less than encoding a large state takes there.
-QUICK = 0.001
+# Commits may run in the event loop while they take less, by a moving average: encoding a large state takes as long there.
+QUICK = 0.002
+# How much one commit counts in that average, and at most so many seconds of it.
+SHARE, STALL = 0.125, 8 * QUICK
+# Lone jobs are committed where they are for so long; then the loop must go round before the next one.
+TURN = 0.001
 # Waiting batches are merged up to so many jobs: more would hold the write lock for longer than others should wait.
 MAX_BATCH = 256
 # How long a batch waits for another process's commit. A process stopped inside a commit looks like that.
@@ -69,9 +72,9 @@ class Writer:
         self._queue: SimpleQueue[tuple[asyncio.AbstractEventLoop, Batch, int] | None] = SimpleQueue()
         self._waiting = 0  # batches handed to the thread and not yet answered
         self._baton = threading.Lock()  # who has it may use the connection
-        self._quick = False  # the last commit was; the first one opens the file
+        self._usual = 0.0  # seconds that a commit takes
         self._lone = True  # the last batch was a single job
-        self._turned = True  # the loop went round since the last commit in it
+        self._turn = 0.0  # when this turn of the loop has had its time; 0 in a new one
         self._patience = 0.0
         self._wal_pages = 0
         self._next_checkpoint = WAL_PAGES
@@ -81,11 +84,8 @@ class Writer:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         job = Job(work, answer, single, heavy)
-        if self._lone and self._turned and not self._forming:
-            self._turned = False  # once a turn: whoever saves in a tight loop must not keep the others from running
-            loop.call_soon(self._turn)
-            if self._here([job], loop):
-                return answer
+        if self._lone and not self._forming and self._in_time(loop) and self._here([job], loop):
+            return answer
         self._forming.append(job)
         if len(self._forming) == 1:
             loop.call_soon(self._send, loop)
@@ -113,7 +113,7 @@ class Writer:
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         batch, self._forming = self._forming, []
         self._lone = len(batch) == 1
-        if batch and not (self._lone and self._here(batch, loop)):
+        if batch and not self._here(batch, loop):
             self._waiting += 1
             self._hand_over(loop, batch, 1)
 
@@ -124,24 +124,36 @@ class Writer:
                 self._thread = threading.Thread(target=self._run, name="saveslot-writer", daemon=True)
                 self._thread.start()
 
-    def _turn(self) -> None:
-        self._turned = True
+    def _in_time(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whoever saves in a tight loop must not keep the others from running."""
+        now = time.monotonic()
+        if not self._turn:
+            self._turn = now + TURN
+            loop.call_soon(self._turned)
+        return now < self._turn
+
+    def _turned(self) -> None:
+        self._turn = 0.0
 
     def _here(self, batch: Batch, loop: asyncio.AbstractEventLoop) -> bool:
-        """Commit a lone job in the event loop; False leaves it to the thread."""
-        if not self._quick or self._waiting or batch[0].heavy or not self._baton.acquire(blocking=False):
+        """Commit in the event loop; False leaves it to the thread."""
+        if self._usual > QUICK or self._waiting or self._connection is None or any([job.heavy for job in batch]):
+            return False
+        if not self._baton.acquire(blocking=False):
             return False
         try:
             results = self._committed(batch, patience=0)
         finally:
             self._baton.release()
-        if isinstance(results[0][2], apsw.BusyError):
+        # Another process holds the lock: that is waited for in the thread.
+        later = [job for job, (_, _, exc) in zip(batch, results, strict=True) if isinstance(exc, apsw.BusyError)]
+        if len(later) == len(batch):
             return False
-        self._answer(results)
+        self._answer([result for result in results if not isinstance(result[2], apsw.BusyError)] if later else results)
         self._told()
-        if self._wal_pages >= self._next_checkpoint:
+        if later or self._wal_pages >= self._next_checkpoint:
             self._waiting += 1
-            self._hand_over(loop, [], 1)
+            self._hand_over(loop, later, 1)
         return True
 
     def _run(self) -> None:
@@ -197,7 +209,7 @@ class Writer:
             if len(batch) > 1 and not isinstance(exc, apsw.BusyError):
                 return [result for job in batch for result in self._committed([job], patience)]
             results = [(job.answer, None, exc) for job in batch]
-        self._quick = time.monotonic() - start < QUICK
+        self._usual += (min(time.monotonic() - start, STALL) - self._usual) * SHARE
         self._counters.batches.add(len(batch))
         return results
 
