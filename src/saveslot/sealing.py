@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from copy import copy
 from types import CoroutineType
 from typing import Any, NamedTuple
 
@@ -90,11 +89,12 @@ class SealedStore:
     # Down
 
     def append(self, groups: Sequence[Group]) -> CoroutineType[Any, Any, list[Verdict]]:
-        known = self._known
+        known, sealed = self._known, False
         for group in groups:
-            if group.create is not None or known.get(group.key, self) is not None:
+            if group.create is not None or group.key not in known:
                 return self._append(groups)
-        return self._inner.append(groups)  # none of them is sealed
+            sealed = sealed or known[group.key] is not None
+        return self._inner.append([self._sealed(group) for group in groups] if sealed else groups)
 
     async def _append(self, groups: Sequence[Group]) -> list[Verdict]:
         known = self._known
@@ -125,8 +125,7 @@ class SealedStore:
             if group.body is None and all(_is_open(entry) for entry in group.entries):
                 return group
             raise _again(known.why)
-        made = copy(group)
-        made.entries = [_sealed(entry, known.cipher) for entry in group.entries]
+        made = replace(group, entries=[_sealed(entry, known.cipher) for entry in group.entries])
         if group.create is not None:
             made.create = replace(group.create, body=self._sealed_body(known, group.create.key, group.create.body))
         if group.body is not None:
@@ -294,13 +293,12 @@ def _part(entry: Entry) -> bytes:
 
 
 def _sealed(entry: Entry, cipher: Cipher) -> Entry:
-    made, part = copy(entry), _part(entry)
-    if entry.frame is not None:
-        made.frame = cipher.seal_frame(entry.frame, part + entry.digest)
-    if entry.note is not None and entry.kind not in OPEN_KINDS:
-        made.note = cipher.seal_note(entry.note, part)
-    made.digest = cipher.masked(entry.digest, part)
-    return made
+    part, digest, frame, note = _part(entry), entry.digest, entry.frame, entry.note
+    if frame is not None:
+        frame = cipher.seal_frame(frame, part + digest)
+    if note is not None and entry.kind not in OPEN_KINDS:
+        note = cipher.seal_note(note, part)
+    return replace(entry, digest=cipher.masked(digest, part), frame=frame, note=note)
 
 
 def _unsealed(entry: Entry, cipher: Cipher) -> Entry:
