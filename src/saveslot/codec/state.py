@@ -247,7 +247,7 @@ def rebuild(frames: Sequence[bytes], digest: bytes, where: str, recipe: Recipe |
 def write(before: State | None, value: dict[str, Any], seq: int, path: str, limit: int = MAX_STATE) -> Written:
     """Encode a whole state as what changed since `before`, which stays as it is."""
     texts, tagged = encode_keys(value, path, min(limit, MAX_WHOLE))
-    after = State(cast("Texts", texts), tagged=tagged)
+    after = State(texts, tagged=tagged)
     if before is None or not before.recipe.ranges:
         return _finished(after, None, [], seq)
     return _finished(after, before, _compared(before.texts, after.texts), seq)

@@ -63,14 +63,14 @@ def encode(value: Any, path: str, limit: int = MAX_STATE, depth: int = 0) -> tup
     return text, simple is not None and _TAG_TEXT in text
 
 
-def encode_keys(value: dict[str, Any], path: str, limit: int = MAX_STATE) -> tuple[dict[str, bytes], bool]:
+def encode_keys(value: dict[str, Any], path: str, limit: int = MAX_STATE) -> tuple[dict[str, bytes | bytearray], bool]:
     """The text of each key of a state. The keys of the state itself are the caller's own: none of them is a tag."""
     if not isinstance(value, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidInput(path, f"must be a dict, not {type(value).__name__}")
     simple = _looked_at(value, path, limit, 0)
     plain = value if simple is None else _tagged(value, path, [], 0, simple, top=True)
     try:
-        texts = {key: _encode(item) for key, item in plain.items()}
+        texts: dict[str, bytes | bytearray] = {key: _encode(item) for key, item in plain.items()}
         size = size_of(texts)
     except ValueError:
         _tagged(value, path, [], 0, _NOTHING, top=True)
@@ -149,13 +149,14 @@ def _small(value: Any, simple: frozenset[type]) -> bool:
     found: list[Any] = [value]
     for inner in found:
         more: Collection[Any] = ()
-        if type(inner) is dict:
-            if TAG in inner or not _TEXT.issuperset(map(type, cast("dict[Any, Any]", inner))):
+        kind: type = type(inner)
+        if kind is dict:
+            if TAG in inner or not _TEXT.issuperset(map(type, inner)):
                 return False
-            more = cast("dict[Any, Any]", inner).values()
-        elif type(inner) is list:
-            more = cast("list[Any]", inner)
-        elif type(inner) is not float or not isfinite(inner):
+            more = inner.values()
+        elif kind is list:
+            more = inner
+        elif kind is not float or not isfinite(inner):
             return False
         items += len(more)
         if items > _MANY:

@@ -602,7 +602,7 @@ def _sample(connection: apsw.Connection, source: str, where: str, values: list[A
 def _plain(group: Group) -> bool:
     """True for checkpoints alone, which leave the session's row as it is: one row written, not two."""
     told = group.heartbeat or group.state or group.body is not None or group.labels is not None
-    return not told and all(entry.kind in PLAIN_KINDS for entry in group.entries)
+    return not told and PLAIN_KINDS.issuperset([entry.kind for entry in group.entries])
 
 
 def _guarded(group: Group) -> bool:

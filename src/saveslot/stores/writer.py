@@ -36,7 +36,7 @@ class Job(NamedTuple):
 Batch = list[Job]
 Result = tuple["asyncio.Future[Any]", Any, BaseException | None]
 
-# Commits may run in the event loop while they take less, by a moving average: encoding a large state takes as long there.
+# While commits take less than this, by a moving average, they run in the event loop: a large state is encoded as long.
 QUICK = 0.002
 # How much one commit counts in that average, and at most so many seconds of it.
 SHARE, STALL = 0.125, 8 * QUICK
@@ -137,7 +137,7 @@ class Writer:
 
     def _here(self, batch: Batch, loop: asyncio.AbstractEventLoop) -> bool:
         """Commit in the event loop; False leaves it to the thread."""
-        if self._usual > QUICK or self._waiting or self._connection is None or any([job.heavy for job in batch]):
+        if self._usual > QUICK or self._waiting or self._connection is None or any(job.heavy for job in batch):
             return False
         if not self._baton.acquire(blocking=False):
             return False
