@@ -149,7 +149,7 @@ def _small(value: Any, simple: frozenset[type]) -> bool:
     found: list[Any] = [value]
     for inner in found:
         more: Collection[Any] = ()
-        kind: type = type(inner)
+        kind: object = type(inner)
         if kind is dict:
             if TAG in inner or not _TEXT.issuperset(map(type, inner)):
                 return False
