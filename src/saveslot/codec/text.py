@@ -149,7 +149,7 @@ def _small(value: Any, simple: frozenset[type]) -> bool:
     found: list[Any] = [value]
     for inner in found:
         more: Collection[Any] = ()
-        kind: object = type(inner)
+        kind = type(inner)  # pyright: ignore[reportUnknownVariableType]
         if kind is dict:
             if TAG in inner or not _TEXT.issuperset(map(type, inner)):
                 return False

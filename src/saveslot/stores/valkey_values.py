@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from saveslot.log import Entry, Event, Group, Outcome, Query, Row, Verdict, moment
-from saveslot.model import Kind
+from saveslot.model import TAKING_KINDS, Kind
 
 
 class Refused(Verdict):
@@ -85,6 +85,7 @@ def _told(entry: Entry) -> dict[str, Any]:
         "lease": hexed(entry.lease),
         "weight": len(entry.frame or b"") + len(entry.note or b""),
         "ends": entry.kind in {Kind.COMPLETED, Kind.FAILED},
+        "takes": entry.kind in TAKING_KINDS,
         "rest": _bytes(msgspec.msgpack.encode(rest)),
     }
     if entry.frame is not None:

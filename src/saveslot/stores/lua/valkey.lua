@@ -187,7 +187,9 @@ local function judged(group, row, here, before)
   local first = group.entries[1]
   if here == first.id then return 'already' end
   if not row or row.gone then return 'missing' end
-  if first.lease ~= '' and (row.fence > first.fence or row.lease ~= first.lease) then return 'fenced' end
+  -- A row that has not seen the fence of an owner's entry went back in time, and says nothing about the lease.
+  local back = row.fence < first.fence and not first.takes
+  if first.lease ~= '' and not back and (row.fence > first.fence or row.lease ~= first.lease) then return 'fenced' end
   if not before or before ~= group.prev then return 'lost' end
   return 'conflict'
 end

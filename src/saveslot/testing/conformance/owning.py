@@ -16,6 +16,7 @@ from saveslot.testing.conformance.desk import (
     APPENDED,
     CONFLICT,
     FENCED,
+    LOST,
     PATIENCE,
     TTL,
     Desk,
@@ -56,6 +57,14 @@ class Owning(Suite):
         second.fence, second.lease = first.fence, b"other lease".ljust(16)
         verdict = await desk.send(second.group())
         assert verdict.outcome is FENCED
+
+    @on_a_desk
+    async def test_an_owner_whose_taking_was_lost_is_told_so(self, desk: Desk) -> None:
+        """A store that has not seen the owner's fence went back in time: nobody else has the session."""
+        pen = await desk.create()
+        owner = pen.copy()
+        owner.saw(owner.take_over())  # acknowledged, and not there any more
+        assert (await desk.send(owner.group())).outcome is LOST
 
     @on_a_desk
     async def test_anothers_entry_under_my_lease_is_a_conflict(self, desk: Desk) -> None:
