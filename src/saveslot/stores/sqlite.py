@@ -129,7 +129,7 @@ class SqliteStore:
         self._readers = Readers(READERS)
         self.counters = Counters()
         self._writer = Writer(lambda: connect(path, vfs), self._told, self._carried_out, self.counters)
-        self._news = asyncio.Event()
+        self._news: asyncio.Event | None = None  # if somebody waits for any
         self._closed = False
 
     @classmethod
@@ -145,8 +145,9 @@ class SqliteStore:
         return store
 
     def _told(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        if self._news is not None:
+            self._news.set()
+            self._news = None
 
     async def _read(self, work: Callable[[apsw.Connection], T]) -> T:
         def run() -> T:
@@ -195,8 +196,17 @@ class SqliteStore:
             elif (at := landed.pop(work.entries[0].append_id, None)) is not None:
                 done.append(Verdict(Outcome.APPENDED, [at]))
             else:
-                done.append(self._land(connection, work))
+                done.append(self._alone(connection, work))
         return done
+
+    def _alone(self, connection: apsw.Connection, group: Group) -> Verdict:
+        """A light group by itself."""
+        [entry], now = group.entries, self._clock()
+        values = _values(group.key, entry, now, now if entry.sign else None)
+        connection.execute(_FOLLOW, (*values, group.prev))
+        if connection.changes():
+            return Verdict(Outcome.APPENDED, [entry.time(now)])
+        return self._verdict(connection, group)
 
     def _together(self, connection: apsw.Connection, groups: list[Group]) -> dict[bytes, int]:
         """Land what one statement can: the ids of those entries, and their times."""
@@ -512,7 +522,7 @@ class SqliteStore:
             where c.feed > ?1 order by c.feed limit ?3"""  # noqa: S608
         values = (namespace, limit) if key is None else (namespace, limit, key)
         while True:
-            news = self._news
+            news = self._news = self._news or asyncio.Event()
             rows = await self._read(lambda c, after=start: list[Any](c.execute(sql, (after, *values))))
             start = rows[-1][0] if rows else start
             found = [
