@@ -330,17 +330,19 @@ class SessionManager(SessionCollector):
             raise InvalidInput("max_age", f"must be a timedelta of 0 or more, not {max_age!r}")
         silence = max(1, max_age // timedelta(microseconds=1))
         query = Query(namespace=self.namespace, state=SessionState.ACTIVE.value, stale_for=silence)
-        after: Place | None = None
         failed = 0
-        while rows := await self._store.find(query, after, SWEEP_BATCH):
-            after = (rows[-1].heartbeat, rows[-1].key)
-            failed += await self._sweep([row.key for row in rows], silence)
+        drafts, after = await self._stale(query, None)
+        while after is not None:
+            # While these are written the next ones are read.
+            landed, (drafts, after) = await asyncio.gather(self._sweep(drafts), self._stale(query, after))
+            failed += landed
         return failed
 
-    @settled
-    async def _sweep(self, keys: list[bytes], silence: int) -> int:
+    async def _stale(self, query: Query, after: Place | None) -> tuple[list[Draft], Place | None]:
+        """How a page of stale sessions would end, and where it ended; None behind the last page."""
+        rows = await self._store.find(query, after, SWEEP_BATCH)
         drafts: list[Draft] = []
-        for head in await self._store.heads(keys):
+        for head in await self._store.heads([row.key for row in rows]) if rows else ():
             if head is None or head.row.state != SessionState.ACTIVE or head.row.locked is not None:
                 continue
             # No limit: a context without room for the reason must not stop the sweep.
@@ -351,8 +353,12 @@ class SessionManager(SessionCollector):
                 draft.about(about)
             draft.lifecycle(Kind.FAILED, "session_failed", {"error": "heartbeat_timeout", "details": {}})
             draft.become(FAILED)
-            draft.group.only_stale = silence
+            draft.group.only_stale = query.stale_for or 0
             drafts.append(draft)
+        return drafts, (rows[-1].heartbeat, rows[-1].key) if rows else None
+
+    @settled
+    async def _sweep(self, drafts: list[Draft]) -> int:
         verdicts = await self._store.append([draft.group for draft in drafts])
         return sum(verdict.outcome is Outcome.APPENDED for verdict in verdicts)
 

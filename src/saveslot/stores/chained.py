@@ -13,6 +13,7 @@ elsewhere tells. The times of the newest group, and whether entries at the end w
 
 from __future__ import annotations
 
+from asyncio import gather
 from collections.abc import Sequence
 from hashlib import sha256
 from struct import Struct
@@ -112,6 +113,8 @@ class ChainedStore:
 
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
         tips = self._tips
+        if len(groups) > 1:
+            await self._learn(groups)
         sent: list[Group] = []
         for group in groups:
             tip = tips.get(group.key, BEGINNING) if group.create is None else BEGINNING
@@ -127,6 +130,13 @@ class ChainedStore:
                 tips.pop(group.key, None)
                 verdict.head = verdict.head and _bare(verdict.head)
         return verdicts
+
+    async def _learn(self, groups: Sequence[Group]) -> None:
+        """What many groups follow, where it is not known: read together."""
+        tips = self._tips
+        unknown = [g for g in groups if g.create is None and tips.get(g.key, BEGINNING)[0] != g.prev]
+        for group, tip in zip(unknown, await gather(*map(self._read, unknown)), strict=True):
+            self._remember(group.key, tip)
 
     async def _read(self, group: Group) -> Tip:
         """What the group follows, from the store; should it not be there, the store says so."""
@@ -147,7 +157,8 @@ class ChainedStore:
 
     def _head(self, head: Head) -> Head:
         link = split(head.last.digest)[1]
-        if link and link[0] >> 1:
+        # Else it ends a group: the times of all its entries are to be covered.
+        if not link or link[0] >> 1 or head.last.seq == 1:
             self._remember(head.row.key, (head.last.append_id, link, (head.last.at,)))
         return Head(head.row, _bare(replace(head.last)))
 

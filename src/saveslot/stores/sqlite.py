@@ -68,6 +68,17 @@ _ROW = f"""
 select {_COLUMNS}, coalesce(name, ''), case when boot = ?1 and not dead then max(0, expires - ?2) else 0 end
   , coalesce(deleted_at, 0)
 from {{}} left join workers on worker = owner"""  # noqa: S608
+# Many by their keys: {} of them.
+_HEADS = f"""
+select {", ".join(f"s.{column}" for column in _COLUMNS.split(", "))}, coalesce(w.name, ''),
+  case when boot = ?1 and not dead then max(0, expires - ?2) else 0 end, coalesce(deleted_at, 0),
+  {", ".join(f"c.{column}" for column in _HEADER.split(", "))}, null, {_SIZE}
+from (values {{}}) cross join sessions s indexed by sqlite_autoindex_sessions_1 on s.key = column1
+left join workers w on w.worker = s.owner
+cross join checkpoints c indexed by checkpoints_by_seq on c.key = s.key
+where s.deleted_at is null
+  and c.seq = (select m.seq from checkpoints m where m.key = s.key order by m.seq desc limit 1)"""  # noqa: S608
+ROW = 16  # columns of a session's row; those of an entry follow
 _WEIGHT = f"select cast(total({_SIZE}) as integer) from checkpoints where key = ?"  # noqa: S608
 
 # The guard is the join: the entry before must be there, carry `prev`, and be no tombstone.
@@ -86,6 +97,15 @@ select column1, column2, column3, column4, column5, column6, coalesce(column7, p
 from (values {}) cross join checkpoints p
 where p.key = column1 and p.seq = column2 - 1 and p.append_id = column16 and p.kind <> 9
 on conflict do nothing"""
+# Of the groups in {} how many can land, their labels being what they were: key, seq, prev, and what no sign of life may
+# have reached since.
+_ABLE = """
+select count(*) from (values {}) cross join checkpoints p
+cross join sessions indexed by sqlite_autoindex_sessions_1 on sessions.key = column1 left join workers on worker = owner
+where p.key = column1 and p.seq = column2 - 1 and p.append_id = column3 and p.kind <> 9
+  and not exists (select 1 from checkpoints c where c.key = column1 and c.seq = column2)
+  and max(heartbeat, p.alive, coalesce(beaten, 0)) < coalesce(column4, 9e18)
+  and labels = coalesce(column5, labels)"""
 _SIXTEEN = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _BEGIN = """
 insert into checkpoints (key, seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq,
@@ -97,11 +117,16 @@ _SEARCH = "lower(?)"
 _CREATE = f"""
 insert into sessions ({_COLUMNS}, search) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, null, {_SEARCH})
 on conflict do nothing"""  # noqa: S608
+# {}: columns that change. Each index on a column that is named is written anew, and all of them know `deleted_at`.
 _PROJECT = """
-update sessions set state = coalesce(?2, state), body = coalesce(?3, body), labels = coalesce(?4, labels),
-  heartbeat = coalesce(?5, heartbeat), deleted_at = ?6, fence = ?7, lease = ?8,
-  owner = case when ?8 is null then null else coalesce(?9, owner) end
+update sessions set fence = ?2, lease = ?3, owner = case when ?3 is null then null else coalesce(?4, owner) end{}
 where key = ?1"""
+# The same for many. INDEXED BY: see _row.
+_PROJECT_MANY = """
+with given as (values {1})
+update sessions indexed by sqlite_autoindex_sessions_1
+set fence = column2, lease = column3, owner = case when column3 is null then null else coalesce(column4, owner) end{0}
+from given where key = column1"""
 _EMPTY = """
 update checkpoints set frame = null, note = case when ?3 then substr(note, 1, 16) else note end
 where key = ?1 and seq = ?2 and (frame is not null or (?3 and length(note) > 16))"""
@@ -180,7 +205,7 @@ class SqliteStore:
                 return [await self._writer.submit(groups[0], single=True)]
         entries = [entry for group in groups for entry in group.entries]
         heavy = len(entries) > MANY or sum(len(entry.frame or b"") for entry in entries) > LARGE
-        return await self._write(lambda connection: [self._land(connection, group) for group in groups], heavy=heavy)
+        return await self._write(lambda connection: self._land_all(connection, groups), heavy=heavy)
 
     def _carried_out(self, connection: apsw.Connection, works: Sequence[Any]) -> list[Any]:
         """What a batch asks for: light groups together, then one after another those and all else that is left."""
@@ -224,6 +249,41 @@ class SqliteStore:
         newest = "select append_id, at from checkpoints order by feed desc limit ?"
         return dict(connection.execute(newest, (count,)))
 
+    def _land_all(self, connection: apsw.Connection, groups: Sequence[Group]) -> list[Verdict]:
+        """Those that change alike together, if all of them can land; the others one after another."""
+        alike: dict[tuple[str | int, ...], list[Group]] = {}
+        distinct = len({group.key for group in groups}) == len(groups)
+        for group in groups if distinct else ():
+            alike.setdefault((len(group.entries), _plain(group), *_changes(group, 0)), []).append(group)
+        landed: dict[bytes, Verdict] = {}
+        for same in alike.values():
+            for start in range(0, len(same), TOGETHER):
+                part = same[start : start + TOGETHER]
+                if _able(connection, part, now := self._clock()):
+                    landed |= self._many(connection, part, now)
+        return [landed.pop(group.entries[0].append_id, None) or self._land(connection, group) for group in groups]
+
+    def _many(self, connection: apsw.Connection, groups: list[Group], now: int) -> dict[bytes, Verdict]:
+        """Land groups that can; by the id of their first entries."""
+        for place in range(len(groups[0].entries)):
+            values: list[Any] = []
+            for group in groups:
+                entry = group.entries[place]
+                prev = group.entries[place - 1].append_id if place else group.prev
+                values += (*_values(group.key, entry, now, now if entry.sign else None), prev)
+            connection.execute(_FOLLOW_MANY.format(", ".join([_SIXTEEN] * len(groups))), values)
+            if connection.changes() != len(groups):  # nobody else writes before this transaction ends
+                raise Corrupt(self._path, "entries that could land did not")
+        if not _plain(groups[0]):
+            _project(connection, groups, now)
+        heartbeat = now if groups[0].heartbeat else 0
+        return {
+            group.entries[0].append_id: Verdict(
+                Outcome.APPENDED, [entry.time(now) for entry in group.entries], heartbeat=heartbeat
+            )
+            for group in groups
+        }
+
     def _land(self, connection: apsw.Connection, group: Group) -> Verdict:
         now = self._clock()
         if group.create is not None:
@@ -233,22 +293,11 @@ class SqliteStore:
             landed = allowed and self._follow(connection, group, group.entries, group.prev, now)
         if not landed:
             return self._verdict(connection, group)
-        last = group.entries[-1]
         heartbeat = now if group.heartbeat else 0
         if not _plain(group):
             if group.delete or group.labels is not None:
                 self._relabel(connection, group.key, None if group.delete else group.labels)
-            labels = None if group.labels is None else _labels_text(group.labels)
-            deleted_at = now if group.delete else None
-            connection.execute(
-                _PROJECT,
-                (
-                    *(group.key, group.state, group.body, labels, heartbeat or None, deleted_at),
-                    *(last.fence, last.lease, group.owner),
-                ),
-            )
-            if group.owner is not None:
-                connection.execute(_UNHEARD, (group.owner,))
+            _project(connection, [group], now)
         if group.create is not None:
             heartbeat = heartbeat or group.create.heartbeat or now
         return Verdict(Outcome.APPENDED, [entry.time(now) for entry in group.entries], heartbeat=heartbeat)
@@ -407,9 +456,20 @@ class SqliteStore:
         def work(connection: apsw.Connection) -> list[Head | None]:
             # A row must never be older than the entry beside it.
             with snapshot(connection):
-                return [self._head(connection, ref) for ref in refs]
+                if len(refs) == 1:
+                    return [self._head(connection, refs[0])]
+                keys = [ref for ref in refs if isinstance(ref, bytes)]
+                found: dict[bytes, Head] = {}
+                for start in range(0, len(keys), TOGETHER):
+                    found |= self._heads(connection, keys[start : start + TOGETHER])
+                return [found.get(ref) if isinstance(ref, bytes) else self._head(connection, ref) for ref in refs]
 
         return await self._read(work)
+
+    def _heads(self, connection: apsw.Connection, keys: list[bytes]) -> dict[bytes, Head]:
+        now, marks = self._clock(), ", ".join(["(?)"] * len(keys))
+        rows = connection.execute(_HEADS.format(marks), (*self._uptime(), *keys))
+        return {row[0]: Head(_to_row(row[:ROW], now), _entry(row[ROW:])) for row in rows}
 
     def _head(self, connection: apsw.Connection, ref: Ref) -> Head | None:
         row = self._row(connection, ref)
@@ -607,6 +667,50 @@ def _sample(connection: apsw.Connection, source: str, where: str, values: list[A
     for key in failed[:FAILURES]:
         sample.failures += [(key, _entry(row)) for row in connection.execute(last, (key,))]
     return sample
+
+
+def _changes(group: Group, now: int) -> dict[str, Any]:
+    """The columns of the session's row that a group writes, beside those that tell who holds it."""
+    told = {
+        "state": group.state,
+        "body": group.body,
+        "labels": None if group.labels is None else _labels_text(group.labels),
+        "heartbeat": now if group.heartbeat else None,
+        "deleted_at": now if group.delete else None,
+    }
+    return {column: value for column, value in told.items() if value is not None}
+
+
+def _project(connection: apsw.Connection, groups: list[Group], now: int) -> None:
+    """Write the rows of sessions whose groups change alike."""
+    values: list[Any] = []
+    for group in groups:
+        last = group.entries[-1]
+        values += (group.key, last.fence, last.lease, group.owner, *_changes(group, now).values())
+    columns = list(enumerate(_changes(groups[0], now), 5))
+    if len(groups) == 1:
+        sql = _PROJECT.format("".join(f", {column} = ?{n}" for n, column in columns))
+    else:
+        row = f"({', '.join('?' * (4 + len(columns)))})"
+        sets = "".join(f", {column} = column{n}" for n, column in columns)
+        sql = _PROJECT_MANY.format(sets, ", ".join([row] * len(groups)))
+    connection.execute(sql, values)
+    for owner in {group.owner for group in groups} - {None}:
+        connection.execute(_UNHEARD, (owner,))
+
+
+def _able(connection: apsw.Connection, groups: list[Group], now: int) -> bool:
+    """True if these can land together: each behind the entry that it names, all guards met, no labels to be written."""
+    if len(groups) == 1:
+        return False
+    values: list[Any] = []
+    for group in groups:
+        if group.create is not None or group.only_orphan is not None or group.delete:
+            return False
+        labels = None if group.labels is None else _labels_text(group.labels)
+        cutoff = now - group.only_stale if group.only_stale else None
+        values += (group.key, group.entries[0].seq, group.prev, cutoff, labels)
+    return connection.execute(_ABLE.format(", ".join(["(?, ?, ?, ?, ?)"] * len(groups))), values).get == len(groups)
 
 
 def _plain(group: Group) -> bool:

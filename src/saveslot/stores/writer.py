@@ -174,12 +174,13 @@ class Writer:
                 loops[loop] = loops.get(loop, 0) + counted
             with self._baton:
                 results = self._committed(batch, patience=PATIENCE) if batch else []
-                if self._connection is not None and self._wal_pages >= self._next_checkpoint:
-                    self._checkpoint(self._connection)
             for loop, counted in loops.items():  # each caller in its own loop: another's may be closed
                 mine = [result for result in results if result[0].get_loop() is loop]
                 if not _told(loop, self._answered, mine, counted):
                     self._waiting -= counted
+            with self._baton:  # whoever was answered need not wait for this
+                if self._connection is not None and self._wal_pages >= self._next_checkpoint:
+                    self._checkpoint(self._connection)
             if last:
                 return
 
