@@ -143,7 +143,7 @@ async def build_postgres(url: str, count: int, shape: str = "mixed") -> None:
     await connection.executemany("insert into bodies values ($1, $2, $3)", _bodies())
     await connection.executemany("insert into frames values ($1, $2, $3, $4, $5, $6)", _frames())
     await connection.executemany("insert into notes values ($1, $2)", _notes())
-    await connection.execute("analyze bodies; analyze notes; analyze frames; truncate sessions, checkpoints")
+    await connection.execute("analyze bodies; analyze notes; analyze frames; truncate sessions, checkpoints, labels")
     state = _STATE.format(all_active=str(shape != "mixed").lower())
     sessions = f"""
         with timed as (
@@ -156,6 +156,8 @@ async def build_postgres(url: str, count: int, shape: str = "mixed") -> None:
           'user-' || (named.n * 104729 % {USERS}), state, created_at, heartbeat, 0, labels::jsonb, body
         from named join bodies on bodies.n = named.n * 31 % {TEAMS} order by named.n"""  # noqa: S608
     await connection.execute(sessions, timeout=600)
+    labels = "select namespace, 'team', labels ->> 'team', created_at, key from sessions order by 1, 2, 3, 4, 5"
+    await connection.execute(f"insert into labels {labels}", timeout=600)
     entries = f"""
         insert into checkpoints (key, seq, append_id, kind, name, at, alive, fence, data_seq, about_seq, recipe, digest,
           note, frame)
@@ -169,7 +171,8 @@ async def build_postgres(url: str, count: int, shape: str = "mixed") -> None:
         from (select *, substr(id, 3)::int8 as n, {now} as now from sessions) s
         join notes on notes.n = s.n % {len(REASONS)} cross join frames f order by s.n, f.seq"""  # noqa: S608
     await connection.execute(entries, timeout=600)
-    await connection.execute("vacuum analyze sessions", timeout=600)
+    for table in ("sessions", "labels"):
+        await connection.execute(f"vacuum analyze {table}", timeout=600)
     await connection.execute("vacuum analyze checkpoints", timeout=600)
     await connection.close()
 

@@ -30,8 +30,11 @@ SESSIONS = """
       (key, namespace, id, agent_type, user_id, state, created_at, heartbeat, fence, labels, body)
     select substring(int8send(ms << 16) from 1 for 6) || substring(decode(md5($1 || n), 'hex') from 1 for 10),
       'ns', $1 || n, 'a' || n % 5, 'u' || n % 50, case when n % 10 = 0 then 'active' else 'completed' end,
-      ms * 1000, ms * 1000, 0, '{{}}', ''
+      ms * 1000, ms * 1000, 0, jsonb_build_object('team', 't' || n % 5, 'rare', (n % 2000 = 7)::text), ''
     from (select n, $3::int8 + n * ($4::int8 - $3::int8) / $2::int as ms from generate_series(1, $2::int) n) n"""
+LABELS = """
+    insert into {s}.labels select namespace, l.key, l.value, created_at, s.key
+    from {s}.sessions s cross join jsonb_each_text(s.labels) l where s.id like $1 || '%'"""
 ENTRIES = """
     insert into {s}.checkpoints
       (key, seq, append_id, kind, name, at, alive, fence, data_seq, about_seq, recipe, digest, frame)
@@ -53,6 +56,7 @@ async def filled(connection: Any, schema: str, sort: str, sessions: int, each: i
     """Sessions of the last nine months."""
     now = round(datetime.now(UTC).timestamp() * 1000)
     await connection.execute(SESSIONS.format(s=schema), sort, sessions, now - 270 * 86_400_000, now)
+    await connection.execute(LABELS.format(s=schema), sort)
     await connection.execute(ENTRIES.format(s=schema), sort, each)
 
 
@@ -151,8 +155,15 @@ async def appends(look: Looking, long: bytes, short: list[bytes]) -> None:
     [one] = await look.pens([long])
     async with look.at_most(80, partitions=1):
         await store.append([one.group(kind=Kind.PAUSED, whole={"state": "paused", "heartbeat": True})])
+    new = Pen("ns", "new")
     async with look.at_most(100):
-        await store.append([Pen("ns", "new").begin()])
+        await store.append([group := new.begin(labels={"team": "t1"})])
+    new.saw(group)
+    async with look.at_most(100):
+        await store.append([group := new.group(kind=Kind.UPDATED, whole={"labels": {"team": "t2", "rare": "true"}})])
+    new.saw(group)
+    async with look.at_most(100):
+        assert (await store.append([new.delete()]))[0].outcome == "appended"
     async with look.at_most(100, partitions=1):
         await store.empty(long, [5, 6, 7])
 
@@ -186,6 +197,16 @@ async def finds(look: Looking, short: list[bytes]) -> None:
     ):
         async with look.at_most(200):
             assert len(await store.find(query, after, 50)) == 50
+    for name, value, least, pages in (
+        ("team", "t1", 50, 50 * 6),
+        ("rare", "true", 5, 50 * 6),
+        ("rare", "nobody has it", 0, 10),
+        ("nobody has it", "t1", 0, 10),
+    ):
+        async with look.at_most(pages):
+            assert least <= len(await store.find(Query(namespace="ns", labels={name: value}), after, 50)) <= 50
+    async with look.at_most(100 * 6):  # the user's, of which every tenth or more has the label
+        assert await store.find(Query(namespace="ns", labels={"team": "t2"}, user_id="u7"), None, 10)
     async with look.at_most(200 * 10):
         assert len(await store.find(Query(namespace="ns", state="active", stale_for=3600 * SECOND), None, 200)) == 200
     async with look.at_most(100 * 15):

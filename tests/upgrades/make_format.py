@@ -19,7 +19,7 @@ from saveslot.stack import Postgres
 from saveslot.stores import Store, open_store, postgres_server, sqlite_file
 
 HERE = Path(__file__).parent
-TABLES = ("format", "sessions", "checkpoints", "workers")
+TABLES = ("format", "sessions", "checkpoints", "labels", "workers")
 
 
 async def lived(store: Store) -> None:

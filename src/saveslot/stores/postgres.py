@@ -276,15 +276,15 @@ class PostgresStore:
         return [_entry(row) for row in reversed(rows)]
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
-        where, values = _where(query)
-        column, newest_first = order(query)
-        way, compare = ("desc", "<") if newest_first else ("asc", ">")
+        (where, values), source = _where(query), _source(query)
+        way, compare = ("desc", "<") if order(query)[1] else ("asc", ">")
+        column, key = _order(query)
         if after is not None:
-            where += f" and (s.{column}, s.key) {compare} (${len(values) + 2}, ${len(values) + 3})"
+            where += f" and ({column}, {key}) {compare} (${len(values) + 2}, ${len(values) + 3})"
             values += after
-        page = f"order by s.{column} {way}, s.key {way} limit ${len(values) + 2}"
-        found = f"{sql.ROW} from {sql.OWNED} where {where} {page}"
-        if query.text is not None:  # the index alone tells which; only those are read
+        page = f"order by {column} {way}, {key} {way} limit ${len(values) + 2}"
+        found = f"{sql.ROW} from {source} where {where} {page}"
+        if query.text is not None and source == sql.OWNED:  # the index alone tells which; only those are read
             keys = f"(select s.key from {sql.OWNED} where {where} {page})"  # noqa: S608
             found = f"{sql.ROW} from {sql.OWNED} join {keys} k on k.key = s.key {page}"
         rows = [_row(row) for row in await self._fetch(found, self._times(), *values, limit)]
@@ -295,11 +295,11 @@ class PostgresStore:
         return rows
 
     async def count(self, query: Query, sample: int = 0) -> Counts:
-        where, values = _where(query)
+        (where, values), source = _where(query), _source(query)
         counted = f"""
             select s.state, s.agent_type, count(*), count(s.owner) filter (where s.deleted_at is null),
               count(s.owner) filter (where s.deleted_at is null and (w.dead or w.expires <= {sql.UP}))
-            from {sql.OWNED} where {where} group by s.state, s.agent_type"""  # noqa: S608
+            from {source} where {where} group by s.state, s.agent_type"""  # noqa: S608
         whole = """
             select (select count(*) from {s}.checkpoints), (
               select sum(pg_total_relation_size(c.oid)) from pg_class c join pg_namespace n on n.oid = c.relnamespace
@@ -311,14 +311,16 @@ class PostgresStore:
             counts.held += held
             counts.orphaned += orphaned
         [(counts.entries, counts.stored_bytes)] = await self._fetch(whole, self._server.schema)
-        counts.sample = await self._sample(where, values, sample) if sample else None
+        counts.sample = await self._sample(query, sample) if sample else None
         return counts
 
-    async def _sample(self, where: str, values: list[Any], count: int) -> Sample:
+    async def _sample(self, query: Query, count: int) -> Sample:
         sample = Sample(count * TRACED)
+        where, values = _where(query)
+        column, key = _order(query)
         newest = f"""
-            select s.key, s.state, s.created_at from {sql.OWNED} where {where} and $1::text is not null
-            order by s.created_at desc, s.key desc limit ${len(values) + 2}"""  # noqa: S608
+            select s.key, s.state, s.created_at from {_source(query)} where {where} and $1::text is not null
+            order by {column} desc, {key} desc limit ${len(values) + 2}"""  # noqa: S608
         for key, state, created_at in await self._fetch(newest, self._times(), *values, count):
             sample.sessions[key] = (state, created_at)
         rows = await self._fetch(sql.TRACED, list(sample.sessions), sample.limit)
@@ -486,6 +488,21 @@ _SHAPES = re.compile(r'[\x1f",\[\]\\]')
 _WILD = re.compile(r"[%_]")
 
 
+def _by_label(query: Query) -> bool:
+    """True when a label leads: of the living, and where nothing else is known to choose fewer."""
+    chosen = query.user_id is None and query.owner is None and query.orphan_for is None and query.deleted_for is None
+    return bool(query.labels) and chosen and order(query)[0] == "created_at"
+
+
+def _source(query: Query) -> str:
+    return sql.LABELLED if _by_label(query) else sql.OWNED
+
+
+def _order(query: Query) -> tuple[str, str]:
+    """What orders the pages of a query, in the words of the index that leads."""
+    return ("l.made", "l.session") if _by_label(query) else (f"s.{order(query)[0]}", "s.key")
+
+
 def _where(query: Query) -> tuple[str, list[Any]]:
     """$1 is the clock."""
     parts, values = list[str](["s.namespace = $2"]), list[Any]([query.namespace])
@@ -504,12 +521,17 @@ def _where(query: Query) -> tuple[str, list[Any]]:
         add("s.user_id = ?", query.user_id)
     if query.state is not None:
         add("s.state = ?", query.state)
-    if query.labels:
-        add("s.labels <> '{}' and s.labels @> ?::text::jsonb", msgspec.json.encode(query.labels).decode())
+    labels, created_at = dict(query.labels), "s.created_at"
+    if _by_label(query):
+        label, created_at = next(iter(labels)), "l.made"
+        add("l.space = $2 and l.label = ?", label)
+        add("l.value = ?", labels.pop(label))
+    if labels:
+        add("s.labels @> ?::text::jsonb", msgspec.json.encode(labels).decode())
     if query.created_after is not None:
-        add("s.created_at > ?", query.created_after)
+        add(f"{created_at} > ?", query.created_after)
     if query.created_before is not None:
-        add("s.created_at < ?", query.created_before)
+        add(f"{created_at} < ?", query.created_before)
     if query.prefix is not None:
         add("starts_with(s.id, ?)", query.prefix)
     if query.text is not None:

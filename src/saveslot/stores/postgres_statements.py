@@ -17,7 +17,11 @@ select s.key, s.namespace, s.id, s.agent_type, s.user_id, s.state, s.created_at,
   s.labels::text, s.owner, coalesce(w.name, ''),
   case when w.dead then 0 else greatest(0, coalesce(w.expires, 0) - {UP}) end, {NOW}, coalesce(s.deleted_at, 0)"""
 WEIGHTS = f"select key, sum({SIZE})::int8 from {{s}}.checkpoints where key = any($1) group by key"  # noqa: S608
-OWNED = "{s}.sessions s left join {s}.workers w on w.worker = s.owner"
+_OWNER = "left join {s}.workers w on w.worker = s.owner"
+OWNED = f"{{s}}.sessions s {_OWNER}"
+# In the order of a label. Lateral with a limit: the label leads, whatever the planner thinks of how many have it.
+LABELLED = f"""{{s}}.labels l
+  cross join lateral (select * from {{s}}.sessions s where s.key = l.session limit 1) s {_OWNER}"""  # noqa: S608
 
 # Of a group only its first entry is guarded; the others follow it. `alive`: the newest sign of life before.
 _COLUMNS = "key, seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq, recipe, digest, note, frame"
@@ -103,6 +107,24 @@ projected as (
     deleted_at = case when g.gone then t.now end, fence = l.fence, lease = l.lease,
     owner = case when l.lease is null then null else coalesce(g.owner, s.owner) end
   from last l join g on g.key = l.key cross join t where s.key = l.key),
+-- What a session was labelled with before its entry landed is what everybody sees: nobody else can have changed it.
+other as materialized (
+  select s.namespace, s.created_at, s.key, s.labels as old, case when g.gone then '{}' else g.labels::jsonb end as new
+  from last l join g on g.key = l.key and (g.gone or g.labels is not null)
+  cross join lateral (select * from {s}.sessions s where s.key = g.key limit 1) s
+  where g.gone or g.labels::jsonb <> s.labels),
+-- By their places, looked up one by one: joined with `other`, the labels were planned as a scan. Nobody moves them.
+unlabelled as (
+  delete from {s}.labels where ctid = any(array(
+    select l.ctid from other o cross join jsonb_each_text(o.old) e
+    cross join lateral (
+      select l.ctid from {s}.labels l
+      where l.space = o.namespace and l.label = e.key and l.value = e.value and l.made = o.created_at
+        and l.session = o.key limit 1) l
+    where o.new ->> e.key is distinct from e.value))),
+labelled as (
+  insert into {s}.labels select o.namespace, e.key, e.value, o.created_at, o.key
+  from other o cross join jsonb_each_text(o.new) e where o.old ->> e.key is distinct from e.value),
 -- An owner that never said that it lives does not.
 unheard as (
   insert into {s}.workers select distinct g.owner, '', 0, 0, true from g join last l on l.key = g.key
@@ -125,7 +147,11 @@ made as (
     (key, namespace, id, agent_type, user_id, state, created_at, heartbeat, fence, lease, body, labels)
   select r.key, r.namespace, r.id, r.agent_type, r.user_id, r.state, coalesce(r.created_at, t.now),
     coalesce(r.heartbeat, t.now), r.fence, r.lease, r.body, r.labels::jsonb
-  from r cross join t order by r.namespace, r.id on conflict do nothing returning key, heartbeat),
+  from r cross join t order by r.namespace, r.id on conflict do nothing
+  returning key, heartbeat, namespace, created_at, labels),
+labelled as (
+  insert into {{s}}.labels select m.namespace, e.key, e.value, m.created_at, m.key
+  from made m cross join jsonb_each_text(m.labels) e),
 landed as (
   insert into {{s}}.checkpoints ({_COLUMNS})
   select {_VALUES.format(alive="m.heartbeat")}

@@ -767,7 +767,8 @@ def _source(query: Query) -> str:
     """Where the rows of a query come from. Of deleted sessions these indexes know nothing."""
     if query.deleted_for is None and (query.owner is not None or query.orphan_for is not None):
         return _BY_OWNER
-    return _BY_LABEL if query.labels and order(query)[0] == "created_at" else "sessions"
+    by_label = query.labels and query.user_id is None  # who names a user chooses fewer than most labels do
+    return _BY_LABEL if by_label and order(query)[0] == "created_at" else "sessions"
 
 
 def _place(source: str, column: str) -> tuple[str, str]:

@@ -48,8 +48,6 @@ create table sessions (
 ) with (autovacuum_analyze_threshold = 5000);
 -- With `search`, so that looking for a text reads this index and nothing else.
 create index sessions_by_time       on sessions (namespace, created_at, key) include (search) where deleted_at is null;
-create index sessions_by_label      on sessions using gin (labels jsonb_path_ops)
-  where deleted_at is null and labels <> '{}';
 create index sessions_by_state      on sessions (namespace, state, created_at, key) where deleted_at is null;
 create index sessions_by_agent_type on sessions (namespace, agent_type, created_at, key) where deleted_at is null;
 create index sessions_by_user       on sessions (namespace, user_id, created_at, key) where deleted_at is null;
@@ -61,6 +59,16 @@ create index sessions_by_owner      on sessions (owner, namespace, created_at, k
 -- A deleted id may be created again: only the living ones are unique. The last of these indexes: while nothing is known of
 -- the table yet they all look alike, and then the planner takes the newest.
 create unique index sessions_by_id  on sessions (namespace, id) where deleted_at is null;
+
+-- The labels of the living, to list by, newest last; written where a session is created, deleted or gets other labels.
+create table labels (
+  space   text collate "C" not null,
+  label   text collate "C" not null,
+  value   text collate "C" not null,
+  made    bigint not null, -- the session's created_at
+  session bytea  not null, -- its key
+  primary key (space, label, value, made, session)
+) with (autovacuum_analyze_threshold = 5000);
 
 -- One row a process that holds sessions. No index on `expires`, so that renewing one rewrites nothing else.
 create table workers (
