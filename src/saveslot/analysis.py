@@ -24,26 +24,18 @@ SECOND = 1_000_000
 
 def analysed(sample: Sample, between: tuple[str, str] | None, bucket: timedelta | None) -> Data:
     """All checkpoints that these sessions ever saved, also those thinned since; and how the sessions ended."""
-    names = Counter[str]()
-    saved: list[int] = []
-    weights: list[int] = []
-    spans: list[int] = []
-    durations: dict[str, list[int]] = {state: [] for state in ENDS.values()}
     logs = _logs(sample)
+    saved = [(name, at) for log in logs.values() for _, _, kind, name, at, _ in log if kind in CHECKPOINTS]
+    names = Counter(name for name, _ in saved)
+    weights = [sum(map(itemgetter(-1), log)) for log in logs.values()]
+    spans = [span for log in logs.values() for span in _between(log, *between)] if between is not None else []
+    durations: dict[str, list[int]] = {state: [] for state in ENDS.values()}
     for key, log in logs.items():
         state, created_at = sample.sessions[key]
-        weights.append(sum(entry[-1] for entry in log))
-        ended: int | None = None
-        for _, _, kind, name, at, _ in log:
-            if kind in CHECKPOINTS:
-                names[name] += 1
-                saved.append(at)
-            elif ENDS.get(kind) == state:
-                ended = at  # the last time, should it have been taken up again
-        if ended is not None:
-            durations[state].append(ended - created_at)
-        if between is not None:
-            spans += _between(log, *between)
+        # The last time, should it have been taken up again.
+        ended = [at for _, _, kind, _, at, _ in log if ENDS.get(kind) == state] if state in durations else []
+        if ended:
+            durations[state].append(ended[-1] - created_at)
     since = min((sample.sessions[key][1] for key in logs), default=None)
     return {
         "looked_at": {
@@ -56,7 +48,7 @@ def analysed(sample: Sample, between: tuple[str, str] | None, bucket: timedelta 
         "bytes": {"total": sum(weights), "per_session": _spread(weights)},
         "durations": {state: _spread(times, SECOND) for state, times in durations.items()},
         "between": None if between is None else {"from": between[0], "to": between[1], **_spread(spans, SECOND)},
-        "rate": _rate(saved, bucket),
+        "rate": _rate([at for _, at in saved], bucket),
     }
 
 

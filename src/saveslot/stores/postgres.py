@@ -296,25 +296,33 @@ class PostgresStore:
 
     async def count(self, query: Query, sample: int = 0) -> Counts:
         (where, values), source = _where(query), _source(query)
+        # Who holds them is asked apart: few are held, and the others are counted without a look at workers.
         counted = f"""
-            select s.state, s.agent_type, count(*), count(s.owner) filter (where s.deleted_at is null),
-              count(s.owner) filter (where s.deleted_at is null and (w.dead or w.expires <= {sql.UP}))
-            from {source} where {where} group by s.state, s.agent_type"""  # noqa: S608
+            select s.state, s.agent_type, count(*) from {source} where {where} and $1::text is not null
+            group by s.state, s.agent_type"""  # noqa: S608
+        owned = f"""
+            select count(*), count(*) filter (where w.dead or w.expires <= {sql.UP})
+            from {source} where {where} and s.owner is not null and s.deleted_at is null"""  # noqa: S608
         whole = """
             select (select count(*) from {s}.checkpoints), (
               select sum(pg_total_relation_size(c.oid)) from pg_class c join pg_namespace n on n.oid = c.relnamespace
               where n.nspname = $1 and c.relkind = 'r')::int8"""
-        counts = Counts()
-        for state, agent_type, many, held, orphaned in await self._fetch(counted, self._times(), *values):
+        by_state, held, stored, found = await asyncio.gather(
+            self._fetch(counted, self._times(), *values),
+            self._fetch(owned, self._times(), *values),
+            self._fetch(whole, self._server.schema),
+            self._sample(query, sample),
+        )
+        counts = Counts(sample=found)
+        for state, agent_type, many in by_state:
             counts.states[state] = counts.states.get(state, 0) + many
             counts.agent_types[agent_type] = counts.agent_types.get(agent_type, 0) + many
-            counts.held += held
-            counts.orphaned += orphaned
-        [(counts.entries, counts.stored_bytes)] = await self._fetch(whole, self._server.schema)
-        counts.sample = await self._sample(query, sample) if sample else None
+        [(counts.held, counts.orphaned)], [(counts.entries, counts.stored_bytes)] = held, stored
         return counts
 
-    async def _sample(self, query: Query, count: int) -> Sample:
+    async def _sample(self, query: Query, count: int) -> Sample | None:
+        if not count:
+            return None
         sample = Sample(count * TRACED)
         where, values = _where(query)
         column, key = _order(query)
