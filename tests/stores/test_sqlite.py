@@ -387,6 +387,7 @@ async def everything_hot(store: SqliteStore) -> None:
         {"owner": claimer.id}, {"orphan_for": HOUR}, {"orphan_for": 0, "state": "active", "agent_type": "x"},
         {"unowned": True}, {"unowned": True, "state": "active"}, {"labels": {"a": "b", "c": "d"}, "state": "active"},
         {"text": "h", "agent_type": "x"}, {"owner": claimer.id, "labels": {"a": "b"}},
+        {"user_id": "u", "labels": {"a": "b"}},
     ]  # fmt: skip
     relabelled = (await created(store, "labelled")).group(kind=Kind.UPDATED, whole={"labels": {"a": "b"}, "body": b""})
     await store.append([relabelled])
