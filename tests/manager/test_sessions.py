@@ -290,6 +290,22 @@ async def test_the_sweep_fails_only_what_gave_no_sign_of_life(sessions, others, 
     assert await others.cleanup_stale_sessions() == 0
 
 
+async def test_what_a_sweep_writes_vouches_for_what_stood_before(sessions, others, clock):
+    """Whether a session was only created, saved a checkpoint last, or several entries together."""
+    created, saved, together = [await sessions.create_session("tutor") for _ in range(3)]
+    await sessions.checkpoint(saved.session_id, "one", {"n": 1})
+    together.pause()
+    together.resume()
+    await sessions.update_session(together)
+    clock.pass_hours(72)
+    assert await others.cleanup_stale_sessions() == 3
+    for session in (created, saved, together):
+        trail = await others.audit(session.session_id)
+        assert (trail.state, trail.misfit, trail.unlinked) == ("failed", None, 0)
+        covered = sum(bytes.fromhex(line.link)[0] >> 1 for line in trail.lines)  # times, as the marks say
+        assert covered == len(trail.lines) - 2  # all but the sweep's own
+
+
 async def test_a_rollback_is_no_sign_of_life_but_taking_up_again_is(sessions, session, clock):
     """Somebody else's rollback does not keep a silent session alive; of a failed one it starts the clock anew."""
     await sessions.checkpoint(session.session_id, "one", {"n": 1})
