@@ -285,7 +285,9 @@ class PostgresStore:
         page = f"order by {column} {way}, {key} {way} limit ${len(values) + 2}"
         found = f"{sql.ROW} from {source} where {where} {page}"
         if query.text is not None and source == sql.OWNED:  # the index alone tells which; only those are read
-            keys = f"(select s.key from {sql.OWNED} where {where} {page})"  # noqa: S608
+            # Without owners, unless they are asked for: named in a join, even one that is left out, they are read.
+            bare = "{s}.sessions s" if query.orphan_for is None else source
+            keys = f"(select s.key from {bare} where {where} {page})"  # noqa: S608
             found = f"{sql.ROW} from {sql.OWNED} join {keys} k on k.key = s.key {page}"
         rows = [_row(row) for row in await self._fetch(found, self._times(), *values, limit)]
         if query.ended_for is not None or query.deleted_for is not None:
@@ -549,7 +551,8 @@ def _where(query: Query) -> tuple[str, list[Any]]:
             add(f"({' or '.join([*texts, inside])})", query.text)
         else:
             pattern = _WILD.sub(r"\\\g<0>", query.text)
-            add('s.search like lower(? collate "C")', f"%{pattern}%")
+            # (select …): lowered once, not for each session.
+            add('s.search like (select lower(?::text collate "C"))', f"%{pattern}%")
     if query.stale_for is not None:
         # (select …) of the clock: asked once, so that it bounds the index. Of the worker: a condition on the join was
         # thought to cost nothing, and asked of every session before the page was cut off.
