@@ -355,7 +355,9 @@ class LikeMemory(RuleBasedStateMachine):
         if pick.random() < 0.2:
             pen = pick.choice(self.known).pen
         self.watch(on, pick)
-        self.both(on, lambda store: store.purge([pen.key, self.fresh()]))
+        seen = pick.choice([None, None, pen.prev])  # what a living one ends with, or ended with before
+        keys = [pen.key, self.fresh()]
+        self.both(on, lambda store: store.purge(keys, seen and [seen, seen]))
         self.both(1 - on, lambda store: store.entries(pen.key))
         if self.living():
             self.checkpoint(on, pick)
