@@ -95,8 +95,8 @@ class Writers:
         self._sessions = sessions
         self.saved = 0
 
-    async def one(self, number: int) -> None:
-        session = (await self._sessions.create_session("writer", session_id=f"writer-{number}")).session_id
+    async def one(self) -> None:
+        session = (await self._sessions.create_session("writer")).session_id
         for n in range(1 << 60):
             await self._sessions.checkpoint(session, "turn", {"n": n, "text": "x" * 300})
             self.saved += 1
@@ -111,7 +111,7 @@ async def collected(url: str, writers: int) -> dict[str, float]:
     """The writers' rate alone, and beside a process that removes, as `saveslot gc` or a keeper does."""
     async with saveslot.open(url) as sessions:
         crowd = Writers(sessions)
-        tasks = [asyncio.create_task(crowd.one(number)) for number in range(writers)]
+        tasks = [asyncio.create_task(crowd.one()) for _ in range(writers)]
         await asyncio.sleep(2)
         before = await crowd.rate(ALONE)
         removing = await asyncio.create_subprocess_exec(

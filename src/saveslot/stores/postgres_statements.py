@@ -250,10 +250,10 @@ projected as (
   where s.key = any(array(select key from landed)) and s.deleted_at is null)
 select key, seq - 1 from landed
 union all select key, seq - (append_id = own)::int from n where append_id = own or (append_id = seen and gone)"""  # noqa: S608
-# Rows of `sessions` in the order of their keys, as everywhere; one that somebody else purges is left to them. The keys
-# as arrays: joined, the log was planned as a scan. `coalesce`: the index of the deleted, through which a plain
-# condition is planned, is full of those that were purged before. `between`: of a table that nobody analysed, a key
-# alone is thought to be so common that a scan finds it sooner.
+# Rows of `sessions` in the order of their keys, as everywhere; one that somebody else purges is left to them.
+# `coalesce`: the index of the deleted, through which a plain condition is planned, is full of those that were purged
+# before. Keys as arrays, and from the least to the greatest: joined, or by arrays alone, the log was planned as a scan
+# where few sessions were known, or nothing at all; and other months' partitions are left alone.
 PURGE = f"""
 with chosen as materialized (
   select key from {{s}}.sessions where key = any(array({_KEYS})) and coalesce(deleted_at, 0) > 0
@@ -261,7 +261,9 @@ with chosen as materialized (
 gone as (delete from {{s}}.sessions where key = any(array(select key from chosen)) returning key),
 entries as (
   delete from {{s}}.checkpoints c
-  where c.key = any(array(select key from gone)) and c.seq between 1 and {2**62} returning c.key)
+  where c.key = any(array(select key from gone))
+    and c.key between (select key from gone order by key limit 1) and (select key from gone order by key desc limit 1)
+  returning c.key)
 select key, count(*)::int8 from entries group by key"""  # noqa: S608
 
 EVENTS = """
