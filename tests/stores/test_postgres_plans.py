@@ -237,7 +237,7 @@ async def goes(look: Looking, short: list[bytes]) -> None:
     ended = Query(namespace="ns", state="completed", ended_for=1000 * SECOND)
     page = await store.find(ended, None, 50)
     after = (page[-1].heartbeat, page[-1].key)
-    async with look.at_most(100 * 20):
+    async with look.at_most(100 * 40):
         rows = await store.find(ended, after, 100)
     assert len(rows) == 100
     keys, seen = [row.key for row in rows], [row.last for row in rows]
