@@ -245,9 +245,9 @@ async def goes(look: Looking, short: list[bytes]) -> None:
         assert await store.purge(keys, seen) == [row.length for row in rows]
     pens = await look.pens([key for key in short[:40] if key not in keys])
     await store.append([each.delete() for each in pens])
-    async with look.at_most(40 * 20):
+    async with look.at_most(40 * 80):
         rows = await store.find(Query(namespace="ns", deleted_for=0), None, 40)
-    async with look.at_most(40 * 40):
+    async with look.at_most(40 * 60):
         assert all(await store.purge([row.key for row in rows]))
 
 
