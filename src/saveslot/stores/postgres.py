@@ -302,7 +302,7 @@ class PostgresStore:
         for told in await self._fetch(found, self._times(), *values, limit):
             *columns, weight, length, last = told
             rows.append(row := _row(columns))
-            row.weight, row.length, row.last = weight, length, last
+            row.weight, row.length, row.last = weight or 0, length or 0, last or NOBODY
         rows.sort(key=lambda row: (getattr(row, column), row.key), reverse=newest_first)
         return rows
 
