@@ -483,7 +483,7 @@ class SqliteStore:
             with snapshot(connection):
                 found = [_to_row(row, now) for row in connection.execute(sql, (*uptime, *values, limit))]
                 for row in found if weighed else ():
-                    weight, length, last = cast("Any", connection.execute(_WEIGHT, (row.key,)).get)
+                    weight, length, last = connection.execute(_WEIGHT, (row.key,)).get
                     row.weight, row.length, row.last = weight, length or 0, last or b""
                 return found
 
