@@ -8,7 +8,6 @@ one ended.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,9 +22,8 @@ from saveslot.thinning import SessionThinner
 # Sessions that are looked for together; entries and bytes that are removed together: a writer waits for no more than a
 # few milliseconds (for longer only where a single session is larger).
 BATCH, ENTRIES, LARGE = 250, 1500, 2_000_000
-# Behind each removal others have the store for themselves, for so many times as long as that took by itself: as the
-# quickest of the last few, entry for entry, since what it waited for the others was no work of ours.
-REST, FEW = 3.0, 8
+# Behind each removal others have the store for themselves, for so many times as long as that took.
+REST = 2.0
 # How long a deleted session can still be looked into, by whoever has the database.
 TOMBSTONES = timedelta(days=7)
 
@@ -73,14 +71,14 @@ class SessionCollector(SessionThinner):
         """
         queries = self._wanted(older_than, states, grace)
         total = sum([sum((await self._store.count(query)).states.values()) for query in queries]) if progress else 0
-        found, pace = Garbage(dry_run=dry_run), deque[float](maxlen=FEW)
+        found = Garbage(dry_run=dry_run)
         looked = 0
         for query in queries:
             column = order(query)[0]
             after: Place | None = None
             while rows := await self._store.find(query, after, BATCH):
                 after = (getattr(rows[-1], column), rows[-1].key)
-                gone = rows if dry_run else await self._collected(rows, pace, ended=query.deleted_for is None)
+                gone = rows if dry_run else await self._collected(rows, ended=query.deleted_for is None)
                 ids = found.tombstones if query.deleted_for is not None else found.sessions
                 ids += [row.session_id for row in gone]
                 found.bytes += sum(row.weight for row in gone)
@@ -109,7 +107,7 @@ class SessionCollector(SessionThinner):
             queries += [Query(namespace=self.namespace, state=s.value, ended_for=age) for s in sorted(chosen)]
         return queries
 
-    async def _collected(self, rows: list[Row], pace: deque[float], *, ended: bool) -> list[Row]:
+    async def _collected(self, rows: list[Row], *, ended: bool) -> list[Row]:
         """Those that are gone now; of ended ones not those that somebody wrote to since they were found."""
         gone: list[Row] = []
         clock = asyncio.get_running_loop().time
@@ -120,9 +118,7 @@ class SessionCollector(SessionThinner):
             gone += (done := [row for row, count in zip(part, counts, strict=True) if count])
             for row in done if ended else ():
                 self._slots.forget(self._slots.get(row.session_id))
-            entries = max(1, sum(row.length for row in part))
-            pace.append((clock() - start) / entries)
-            await asyncio.sleep(REST * min(pace) * entries)
+            await asyncio.sleep(REST * (clock() - start))
         return gone
 
 
