@@ -1,6 +1,6 @@
 """What forgetting costs: thinning a long session, what it gives back, and removing many while others write.
 
-python -m bench.forgetting [URL | --postgres] [--sessions N] [--checkpoints N] [--writers N]
+python -m bench.forgetting [sqlite | postgres | URL] [--sessions N] [--checkpoints N] [--writers N]
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
-from typing import Any
+from time import perf_counter, process_time
 
 import saveslot
 from saveslot import Retention, SessionManager, codec
@@ -32,7 +31,7 @@ NOW = timedelta(0)
 ENTRIES = 5
 AT_ONCE = 250
 # Seconds for which the writers' rate is measured by itself, and the least for which it is beside the removal.
-ALONE = 8.0
+ALONE = 6.0
 
 
 async def thinned(url: str, count: int, *, whole: bool) -> dict[str, float]:
@@ -95,8 +94,8 @@ class Writers:
         self._sessions = sessions
         self.saved = 0
 
-    async def one(self, number: int) -> None:
-        session = (await self._sessions.create_session("writer", session_id=f"writer-{number}")).session_id
+    async def one(self) -> None:
+        session = (await self._sessions.create_session("writer")).session_id
         for n in range(1 << 60):
             await self._sessions.checkpoint(session, "turn", {"n": n, "text": "x" * 300})
             self.saved += 1
@@ -111,7 +110,7 @@ async def collected(url: str, writers: int) -> dict[str, float]:
     """The writers' rate alone, and beside a process that removes, as `saveslot gc` or a keeper does."""
     async with saveslot.open(url) as sessions:
         crowd = Writers(sessions)
-        tasks = [asyncio.create_task(crowd.one(number)) for number in range(writers)]
+        tasks = [asyncio.create_task(crowd.one()) for _ in range(writers)]
         await asyncio.sleep(2)
         before = await crowd.rate(ALONE)
         removing = await asyncio.create_subprocess_exec(
@@ -137,52 +136,58 @@ async def remove(url: str) -> None:
     async with saveslot.open(url) as sessions:
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
-        start = perf_counter()
+        start, spent = perf_counter(), process_time()
         found = await sessions.gc(timedelta(days=1))
-        print(json.dumps({"removed": found.count, "seconds": perf_counter() - start}), flush=True)
+        told = {"removed": found.count, "seconds": perf_counter() - start, "cpu_seconds": process_time() - spent}
+        print(json.dumps(told), flush=True)
 
 
-async def weighed(url: str) -> dict[str, int]:
+async def stored(url: str) -> int:
     """What the store takes on disk."""
     async with saveslot.open(url) as sessions:
-        return {"stored_bytes": (await sessions.stats())["stored_bytes"]}
+        return (await sessions.stats())["stored_bytes"]
+
+
+async def measured(url: str, checkpoints: int, sessions: int, writers: int) -> dict[str, float]:
+    found: dict[str, float] = {"checkpoints": checkpoints, "sessions": sessions, "writers": writers}
+    for shape in ("grows", "changes"):
+        told = await thinned(url, checkpoints, whole=shape == "changes")
+        found |= {f"thin_{shape}_{name}": value for name, value in told.items()}
+    await filled(url, sessions)
+    found["bytes_before"] = await stored(url)
+    found |= await collected(url, writers)
+    return found | {"bytes_after": await stored(url)}
 
 
 @contextmanager
-def _place(chosen: argparse.Namespace) -> Iterator[str]:
-    if chosen.url:
-        yield chosen.url
-    elif chosen.postgres:
-        with Postgres() as server:
-            yield server.url
-    else:  # beside this file: the system's folder for such things may be in memory
-        with TemporaryDirectory(suffix=".tmp", dir=Path(__file__).parent) as folder:
-            yield f"sqlite:///{folder}/forgetting.db"
-
-
-async def main(chosen: argparse.Namespace) -> None:
-    if chosen.remove:
-        await remove(chosen.url)
+def place(store: str) -> Iterator[str]:
+    """A new one, beside this file: the system's folder for such things may be in memory."""
+    if ":" in store:
+        yield store
         return
-    with _place(chosen) as url:
-        for shape in ("append", "whole"):
-            say({shape: await thinned(url, chosen.checkpoints, whole=shape == "whole")})
-        await filled(url, chosen.sessions)
-        say(await weighed(url))
-        say(await collected(url, chosen.writers))
-        say(await weighed(url))
+    with TemporaryDirectory(suffix=".tmp", dir=Path(__file__).parent) as folder:
+        if store == "sqlite":
+            yield f"sqlite:///{folder}/forgetting.db"
+            return
+        Path(folder).chmod(0o755)  # PostgreSQL may run as another user
+        (Path(folder) / "server").mkdir()
+        with Postgres(Path(folder) / "server") as server:
+            yield server.url
 
 
-def say(told: dict[str, Any]) -> None:
-    print(json.dumps(told), flush=True)
+def main(chosen: argparse.Namespace) -> None:
+    if chosen.remove:
+        asyncio.run(remove(chosen.store))
+        return
+    with place(chosen.store) as url:
+        print(json.dumps(asyncio.run(measured(url, chosen.checkpoints, chosen.sessions, chosen.writers))))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("url", nargs="?")
-    parser.add_argument("--postgres", action="store_true", help="on a private server")
+    parser.add_argument("store", nargs="?", default="sqlite", help="sqlite, postgres or a URL")
     parser.add_argument("--sessions", type=int, default=100_000)
     parser.add_argument("--checkpoints", type=int, default=10_000)
     parser.add_argument("--writers", type=int, default=64)
     parser.add_argument("--remove", action="store_true", help=argparse.SUPPRESS)
-    asyncio.run(main(parser.parse_args()))
+    main(parser.parse_args())

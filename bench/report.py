@@ -52,6 +52,9 @@ def written(results: Results, sizes: Sizes, facts: list[tuple[str, str]], day: s
         "## G. Many sessions",
         MANY,
         table(("ms", "goal", *results.many), many_rows(results)),
+        "## H. Forgetting",
+        FORGETTING,
+        table(("", "goal", *results.forgetting), forgetting_rows(results)),
         "## Walking through a history",
         "A fresh process reads all checkpoints of a session and looks at their data.",
         table(("checkpoints", "bytes more each", "data looked at", "peak growth", "seconds"), walk_rows(results)),
@@ -70,6 +73,9 @@ each."""
 MANY = """\
 Of five entries each: a page of 50; analytics, of a tenth of the sessions; 1,000 stale ones found and failed while the
 others beat, or only save checkpoints."""
+FORGETTING = """\
+A long session thinned to the parity rule, marked and emptied. Then ended sessions of five entries each are removed by
+one process while another saves small checkpoints; its rate before and after is what it would have had."""
 LONG_HEAD = ("", "handed over", "total s", "p50 ms first → last", "p99 ms last", "KB a checkpoint", "checkpoints/s")
 SERVERS = """\
 PostgreSQL 18 and Valkey 9.1 on the same machine and cores, with their default settings: fsync and synchronous_commit
@@ -124,6 +130,7 @@ def targets(results: Results, sizes: Sizes) -> list[Row]:
         ),
         *owning_targets(results, row),
         *server_targets(results.servers, row),
+        *forgetting_targets(results, row),
         *(
             row(
                 f"walk {walk.checkpoints:,} checkpoints, {walk.turn_bytes:,} bytes more each",
@@ -237,6 +244,29 @@ def owning_rows(results: Results) -> Iterable[Row]:
 def many_rows(results: Results) -> Iterable[Row]:
     for name in next(iter(results.many.values())):
         yield name, f"{goal(name):,.0f}", *(f"{found[name]:,.1f}" for found in results.many.values())
+
+
+def forgetting_targets(results: Results, row: Callable[..., Row]) -> Iterable[Row]:
+    for store, found in results.forgetting.items():
+        checkpoints, sessions, writers = (f"{found[name]:,}" for name in ("checkpoints", "sessions", "writers"))
+        thin = max(found["thin_grows_seconds"], found["thin_changes_seconds"])
+        seconds, share = found["seconds"], found["share"]
+        yield row(f"H: thinning {checkpoints} checkpoints, {store}", "under 1 s", thin, f"{thin:.2f} s", 1)
+        yield row(f"H: gc of {sessions} sessions, {store}", "under 30 s", seconds, f"{seconds:.1f} s", 30)
+        yield row(f"H: what {writers} writers keep, {store}", "at least 80%", share, f"{share:.0%}", 0.8, least=True)
+
+
+def forgetting_rows(results: Results) -> Iterable[Row]:
+    stores = results.forgetting.values()
+    first = next(iter(stores))
+    long, many = f"{first['checkpoints']:,} checkpoints", f"{first['sessions']:,} sessions"
+    yield f"thinning {long} of a state that grows, s", 1, *(f"{one['thin_grows_seconds']:.2f}" for one in stores)
+    yield "of one that changes in many places, s", 1, *(f"{one['thin_changes_seconds']:.2f}" for one in stores)
+    yield f"gc of {many}, s", 30, *(f"{one['seconds']:.1f}" for one in stores)
+    yield "CPU of the removing process, s", "", *(f"{one['cpu_seconds']:.1f}" for one in stores)
+    yield f"{first['writers']} writers before, checkpoints/s", "", *(f"{one['rate_before']:,.0f}" for one in stores)
+    yield "meanwhile", "80%", *(f"{one['rate_beside']:,.0f} ({one['share']:.0%})" for one in stores)
+    yield "afterwards", "", *(f"{one['rate_after']:,.0f}" for one in stores)
 
 
 def walk_rows(results: Results) -> Iterable[Row]:

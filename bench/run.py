@@ -57,6 +57,7 @@ class Results:
     owning: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     servers: servers.Results = field(default_factory=servers.Results)
     many: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])  # ms by store and question
+    forgetting: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])  # by store
 
 
 def run(folder: Path, sizes: Sizes, repeats: int, walk: int, say: Callable[[str], None]) -> Results:
@@ -79,6 +80,10 @@ def run(folder: Path, sizes: Sizes, repeats: int, walk: int, say: Callable[[str]
     for store in ("sqlite", "postgres"):
         say(f"lists, sweeps and analytics of {walk * 100:,} sessions, {store}")
         results.many[store] = fresh.printed("-m", "bench.many", store, str(walk * 100))
+    for store in ("sqlite", "postgres"):
+        say(f"thinning {walk:,} checkpoints, removing {walk * 10:,} sessions while others write, {store}")
+        counts = ("--checkpoints", str(walk), "--sessions", str(walk * 10))
+        results.forgetting[store] = fresh.printed("-m", "bench.forgetting", store, *counts)
     for size, every in ((100, 1), (sizes.turn_bytes, 100)):
         say(f"walking through {walk:,} checkpoints of {size} bytes more each")
         results.walks.append(walked(folder, walk, size, every))

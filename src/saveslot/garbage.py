@@ -1,29 +1,29 @@
 """Garbage: whole sessions that ended long ago, and deleted ones whose grace is over. Rows and all.
 
-An ended session is deleted by a tombstone behind the entry that was seen, so one that somebody took up again meanwhile
-stays; then it is purged. Each batch is a few short transactions, and stands for itself: stopped anywhere, the next run
-goes on where this one ended.
+An ended session is purged only if it still ends with the entry that was seen, so one that somebody took up again
+meanwhile stays. Each batch is one short write, and stands for itself: stopped anywhere, the next run goes on where this
+one ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from saveslot.errors import InvalidInput
 from saveslot.lifecycle import COMPLETED, FAILED, SessionState
-from saveslot.log import MICROSECOND, Head, Outcome, Place, Query, Row, order
-from saveslot.model import Data, Kind, as_state
-from saveslot.slot import Draft, Point
+from saveslot.log import MICROSECOND, Place, Query, Row, order
+from saveslot.model import Data, as_state
 from saveslot.thinning import SessionThinner
 
-# Sessions that are removed together: a writer waits for no more than a few milliseconds.
-BATCH = 250
-# Behind each batch others have the store for themselves, for this part of the time that the batch took.
-REST = 0.5
+# Sessions that are looked for together; entries and bytes that are removed together: a writer waits for no more than a
+# few milliseconds (for longer only where a single session is larger).
+BATCH, ENTRIES, LARGE = 250, 1500, 2_000_000
+# Behind each removal others have the store for themselves, for so many times as long as that took.
+REST = 2.0
 # How long a deleted session can still be looked into, by whoever has the database.
 TOMBSTONES = timedelta(days=7)
 
@@ -71,13 +71,12 @@ class SessionCollector(SessionThinner):
         """
         queries = self._wanted(older_than, states, grace)
         total = sum([sum((await self._store.count(query)).states.values()) for query in queries]) if progress else 0
-        found, loop = Garbage(dry_run=dry_run), asyncio.get_running_loop()
+        found = Garbage(dry_run=dry_run)
         looked = 0
         for query in queries:
             column = order(query)[0]
             after: Place | None = None
             while rows := await self._store.find(query, after, BATCH):
-                start = loop.time()
                 after = (getattr(rows[-1], column), rows[-1].key)
                 gone = rows if dry_run else await self._collected(rows, ended=query.deleted_for is None)
                 ids = found.tombstones if query.deleted_for is not None else found.sessions
@@ -86,7 +85,7 @@ class SessionCollector(SessionThinner):
                 looked += len(rows)
                 if progress is not None:
                     progress(looked, max(total, looked))
-                await asyncio.sleep(0 if dry_run else REST * (loop.time() - start))
+                await asyncio.sleep(0)
         return found
 
     async def _collect(self, older_than: timedelta | None) -> tuple[int, int]:
@@ -110,26 +109,31 @@ class SessionCollector(SessionThinner):
 
     async def _collected(self, rows: list[Row], *, ended: bool) -> list[Row]:
         """Those that are gone now; of ended ones not those that somebody wrote to since they were found."""
-        if ended:
-            heads = await self._store.heads([row.key for row in rows])
-            rows = await self._deleted(rows, heads)
-        counts = await self._store.purge([row.key for row in rows])
-        return [row for row, count in zip(rows, counts, strict=True) if count]
-
-    async def _deleted(self, rows: list[Row], heads: list[Head | None]) -> list[Row]:
-        drafts: list[Draft] = []
-        chosen: list[Row] = []
-        for row, head in zip(rows, heads, strict=True):
-            if head is not None and (head.row.state, head.row.heartbeat) == (row.state, row.heartbeat):
-                draft = Draft(row.key, Point.of(head), self._limit)
-                draft.lifecycle(Kind.TOMBSTONE, "session_deleted", {})
-                draft.group.delete = True
-                drafts.append(draft)
-                chosen.append(row)
+        gone: list[Row] = []
+        clock = asyncio.get_running_loop().time
+        for part in _parts(rows):
+            start = clock()
+            keys = [row.key for row in part]
+            counts = await self._store.purge(keys, [row.last for row in part] if ended else None)
+            gone += (done := [row for row, count in zip(part, counts, strict=True) if count])
+            for row in done if ended else ():
                 self._slots.forget(self._slots.get(row.session_id))
-        verdicts = await self._store.append([draft.group for draft in drafts])
-        landed = {Outcome.APPENDED, Outcome.ALREADY}
-        return [row for row, verdict in zip(chosen, verdicts, strict=True) if verdict.outcome in landed]
+            await asyncio.sleep(REST * (clock() - start))
+        return gone
+
+
+def _parts(rows: list[Row]) -> Iterator[list[Row]]:
+    """In their order, none with more than may be removed together unless it is a single one."""
+    part: list[Row] = []
+    entries = weight = 0
+    for row in rows:
+        entries, weight = entries + row.length, weight + row.weight
+        if part and (entries > ENTRIES or weight > LARGE):
+            yield part
+            part, entries, weight = [], row.length, row.weight
+        part.append(row)
+    if part:
+        yield part
 
 
 def _check(name: str, value: Any) -> None:

@@ -71,7 +71,10 @@ class Row(msgspec.Struct):
     left: int = 0  # microseconds until others may take the session from it, 0 when they may; read only
     now: int = 0  # the store's clock when this was read; read only
     deleted_at: int = 0  # read only
-    weight: int = 0  # bytes of its frames and notes; read only, and only where ended or deleted ones were asked for
+    # Read only, and only where ended or deleted ones were asked for:
+    weight: int = 0  # bytes of its frames and notes
+    length: int = 0  # how many entries it has
+    last: bytes = b""  # the append_id of the newest
     locked: SaveslotError | None = None  # why its body is sealed and cannot be read; read only
 
 

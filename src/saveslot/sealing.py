@@ -266,8 +266,8 @@ class SealedStore:
         """`body` as stored: as `find` shows it."""
         return await self._inner.empty(key, seqs, notes=notes, body=body)
 
-    async def purge(self, keys: Sequence[bytes]) -> list[int]:
-        return await self._inner.purge(keys)
+    async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
+        return await self._inner.purge(keys, seen)
 
     async def tend(self) -> None:
         await self._inner.tend()

@@ -107,6 +107,31 @@ async def test_a_run_that_was_stopped_goes_on(sessions, others, monkeypatch):
     assert await sessions.count() == 0
 
 
+async def test_large_sessions_go_one_after_another(sessions, others, stores, monkeypatch):
+    """No write removes more entries or bytes than it may, unless a single session has more."""
+    await made(sessions, "s0", "s1", "s2", "s4", "s5")
+    await made(sessions, "s3", end="")
+    for n in range(20):
+        await sessions.checkpoint("s3", "c", {"n": n})
+    async with sessions.hold("s3") as held:
+        await held.complete()
+    real, parts = type(stores[1]).purge, []
+
+    async def purge(self, keys, seen=None):
+        parts.append(len(keys))
+        return await real(self, keys, seen)
+
+    monkeypatch.setattr(type(stores[1]), "purge", purge)
+    monkeypatch.setattr("saveslot.garbage.ENTRIES", 10)
+    assert sorted((await others.gc(NOW)).sessions) == [f"s{n}" for n in range(6)]
+    assert parts == [2, 2, 1, 1]
+    await made(sessions, "a", "b", "c")
+    parts.clear()
+    monkeypatch.setattr("saveslot.garbage.LARGE", 1)
+    assert (await others.gc(NOW)).count == 3
+    assert parts == [1, 1, 1]
+
+
 async def test_thinning_does_not_make_a_session_younger(sessions, others, clock):
     """A mark behind the end does not delay the removal."""
     await made(sessions, "s", end="")

@@ -140,6 +140,7 @@ async def keeps_to_its_indexes(url: str, schema: str) -> None:
         await finds(look, short)
         await owners(look, short)
         await watches(look, short)
+        await goes(look, short)
 
 
 async def appends(look: Looking, long: bytes, short: list[bytes]) -> None:
@@ -252,6 +253,26 @@ async def watches(look: Looking, short: list[bytes]) -> None:
         assert len((await store.events("ns", "0", limit=100))[0]) == 100
 
 
+async def goes(look: Looking, short: list[bytes]) -> None:
+    """As `gc` finds and removes: ended sessions page by page, then deleted ones."""
+    store = look.store
+    ended = Query(namespace="ns", state="completed", ended_for=1000 * SECOND)
+    page = await store.find(ended, None, 50)
+    after = (page[-1].heartbeat, page[-1].key)
+    async with look.at_most(100 * 40):
+        rows = await store.find(ended, after, 100)
+    assert len(rows) == 100
+    keys, seen = [row.key for row in rows], [row.last for row in rows]
+    async with look.at_most(100 * 60, partitions=3):
+        assert await store.purge(keys, seen) == [row.length for row in rows]
+    pens = await look.pens([key for key in short[:40] if key not in keys])
+    await store.append([each.delete() for each in pens])
+    async with look.at_most(40 * 80):
+        rows = await store.find(Query(namespace="ns", deleted_for=0), None, 40)
+    async with look.at_most(40 * 60):
+        assert all(await store.purge([row.key for row in rows]))
+
+
 @pytest.fixture(scope="module")
 def filled_server(server: Postgres) -> Postgres:
     asyncio.run(prepared(server.url))
@@ -269,11 +290,6 @@ async def test_a_million_entries(server: Postgres) -> None:
     """Of tables that are large, and known to be."""
     await prepared_large(server.url)
     await keeps_to_its_indexes(server.url, "large")
-    async with looking(server.url, "large") as (look, _, short):
-        [one] = await look.pens(short[299:300])
-        await look.store.append([one.delete()])
-        async with look.at_most(300):
-            await look.store.purge([one.key])
 
 
 async def test_plans_made_for_a_tiny_table_are_not_kept(server: Postgres) -> None:

@@ -81,8 +81,12 @@ class Store(Protocol):
         """
         ...
 
-    async def purge(self, keys: Sequence[bytes]) -> list[int]:
-        """Remove deleted sessions, rows and all; the number of entries of each. A live one is left alone: 0."""
+    async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
+        """Remove deleted sessions, rows and all; the number of entries of each. A live one is left alone: 0.
+
+        With `seen`, the append_id of each one's newest entry, sessions that still end there, deleted or not, and no
+        others: nothing lands behind that entry any more.
+        """
         ...
 
     async def close(self) -> None: ...

@@ -35,6 +35,7 @@ from saveslot.log import (
     Verdict,
     Worker,
 )
+from saveslot.model import Kind
 from saveslot.stores import Store, Tended
 
 LINK = 16
@@ -84,7 +85,8 @@ def misfit(key: bytes, entries: Sequence[Entry]) -> tuple[int, str] | None:
             return place + 1, "is missing"
         digest, own = split(entry.digest)
         if not own:
-            if link:
+            # A tombstone that a store put there on the way to a purge has none.
+            if link and (entry.kind is not Kind.TOMBSTONE or place + 1 < len(entries)):
                 return entry.seq, "carries no link, though entries before it do: it was changed, or put there"
             continue
         reach, given = own[0] >> 1, bool(own[0] & 1)
@@ -197,8 +199,8 @@ class ChainedStore:
     ) -> int:
         return await self._inner.empty(key, seqs, notes=notes, body=body)
 
-    async def purge(self, keys: Sequence[bytes]) -> list[int]:
-        return await self._inner.purge(keys)
+    async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
+        return await self._inner.purge(keys, seen)
 
     async def tend(self) -> None:
         if isinstance(self._inner, Tended):

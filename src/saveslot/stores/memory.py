@@ -191,7 +191,9 @@ class MemoryStore:
         rows = [row for *_, row in found[:limit]]
         if query.ended_for is not None or query.deleted_for is not None:
             for row in rows:
-                row.weight = sum(entry.size for entry in self._logs[row.key])
+                log = self._logs[row.key]
+                row.weight = sum(entry.size for entry in log)
+                row.length, row.last = len(log), log[-1].append_id
         return rows
 
     async def count(self, query: Query, sample: int = 0) -> Counts:
@@ -333,14 +335,19 @@ class MemoryStore:
             count += 1
         return count
 
-    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+    async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
         self._check_open()
-        return [self._purge(key) for key in keys]
+        if seen is None:
+            return [self._purge(key) if key in self._deleted else 0 for key in keys]
+        ends = zip(keys, seen, strict=True)
+        return [
+            self._purge(key) if key in self._logs and self._logs[key][-1].append_id == at else 0 for key, at in ends
+        ]
 
     def _purge(self, key: bytes) -> int:
+        row = self._rows.pop(key)
         if key not in self._deleted:
-            return 0
-        del self._rows[key]
+            del self._ids[row.namespace, row.session_id]
         self._deleted.discard(key)
         self._deleted_at.pop(key, None)
         return len(self._logs.pop(key))

@@ -146,9 +146,9 @@ class MeteredStore:
         with Timed(self._others["empty"]):
             return await self._store.empty(key, seqs, notes=notes, body=body)
 
-    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+    async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
         with Timed(self._others["purge"]):
-            return await self._store.purge(keys)
+            return await self._store.purge(keys, seen)
 
     async def tend(self) -> None:
         if isinstance(self._store, Tended):

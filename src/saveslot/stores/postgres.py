@@ -6,6 +6,7 @@ No session state is kept in a connection, so transaction pooling works. Times ar
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -227,8 +228,14 @@ class PostgresStore:
         emptied = len(await self._fetch(sql.EMPTY, key, _array(seqs), notes)) if seqs else 0
         return emptied + (0 if body is None else len(await self._fetch(sql.SWAP, key, *body)))
 
-    async def purge(self, keys: Sequence[bytes]) -> list[int]:
-        purged = dict(await self._fetch(sql.PURGE, list(keys)))
+    async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
+        if seen is None:
+            purged: dict[bytes, int] = dict(await self._fetch(sql.PURGE, b"".join(keys)))
+        else:
+            told = b"".join(key + last + os.urandom(16) for key, last in zip(keys, seen, strict=True))
+            counts: dict[bytes, int] = dict(await self._fetch(sql.DOOM, self._times(), told))
+            gone = await self._fetch(sql.PURGE, b"".join(counts))
+            purged = {key: counts[key] for key, _ in gone}
         return [purged.pop(key, 0) for key in keys]
 
     # Reading
@@ -289,11 +296,16 @@ class PostgresStore:
             bare = "{s}.sessions s" if query.orphan_for is None else source
             keys = f"(select s.key from {bare} where {where} {page})"  # noqa: S608
             found = f"{sql.ROW} from {sql.OWNED} join {keys} k on k.key = s.key {page}"
-        rows = [_row(row) for row in await self._fetch(found, self._times(), *values, limit)]
-        if query.ended_for is not None or query.deleted_for is not None:
-            weights = dict(await self._fetch(sql.WEIGHTS, [row.key for row in rows]))
-            for row in rows:
-                row.weight = weights.get(row.key, 0)
+        if query.ended_for is None and query.deleted_for is None:
+            return [_row(row) for row in await self._fetch(found, self._times(), *values, limit)]
+        # In one statement, so that the newest entry is none that came after the row was read.
+        found = f"select s.*, c.* from ({found}) s cross join {sql.WEIGHED}"  # noqa: S608
+        rows: list[Row] = []
+        for told in await self._fetch(found, self._times(), *values, limit):
+            *columns, weight, length, last = told
+            rows.append(row := _row(columns))
+            row.weight, row.length, row.last = weight or 0, length or 0, last or NOBODY
+        rows.sort(key=lambda row: (getattr(row, column), row.key), reverse=newest_first)
         return rows
 
     async def count(self, query: Query, sample: int = 0) -> Counts:
@@ -333,10 +345,10 @@ class PostgresStore:
             order by {column} desc, {key} desc limit ${len(values) + 2}"""  # noqa: S608
         for key, state, created_at in await self._fetch(newest, self._times(), *values, count):
             sample.sessions[key] = (state, created_at)
-        rows = await self._fetch(sql.TRACED, list(sample.sessions), sample.limit)
+        rows = await self._fetch(sql.TRACED, b"".join(sample.sessions), sample.limit)
         sample.entries = [tuple(row) for row in rows]
         failed = [key for key, (state, _) in sample.sessions.items() if state == "failed"][:FAILURES]
-        found = {row[0]: _entry(tuple(row)[1:]) for row in await self._fetch(sql.FAILED, failed)}
+        found = {row[0]: _entry(tuple(row)[1:]) for row in await self._fetch(sql.FAILED, b"".join(failed))}
         sample.failures = [(key, found[key]) for key in failed if key in found]
         return sample
 

@@ -16,7 +16,10 @@ ROW = f"""
 select s.key, s.namespace, s.id, s.agent_type, s.user_id, s.state, s.created_at, s.heartbeat, s.fence, s.lease, s.body,
   s.labels::text, s.owner, coalesce(w.name, ''),
   case when w.dead then 0 else greatest(0, coalesce(w.expires, 0) - {UP}) end, {NOW}, coalesce(s.deleted_at, 0)"""
-WEIGHTS = f"select key, sum({SIZE})::int8 from {{s}}.checkpoints where key = any($1) group by key"  # noqa: S608
+# Of a session s: the bytes of its frames and notes, how many entries it has, and the newest one's append_id.
+WEIGHED = f"""lateral (
+  select sum({SIZE})::int8, max(seq), (array_agg(c.append_id order by c.seq desc))[1]
+  from {{s}}.checkpoints c where c.key = s.key) c(weight, length, last)"""  # noqa: S608
 _OWNER = "left join {s}.workers w on w.worker = s.owner"
 OWNED = f"{{s}}.sessions s {_OWNER}"
 # In the order of a label. Lateral with a limit: the label leads, whatever the planner thinks of how many have it.
@@ -249,15 +252,45 @@ SWAP = """
 update {s}.sessions set body = $3::bytea, user_id = case when $3::bytea = '' then '' else user_id end,
   labels = case when $3::bytea = '' then '{}' else labels end
 where key = $1 and body = $2::bytea and ($3::bytea <> '' or deleted_at is not null) returning 1"""
-# Rows of `sessions` in the order of their keys, as everywhere; one that somebody else purges is left to them. The keys
-# as an array: joined with `gone`, the log was planned as a scan. `coalesce`: the index of the deleted, through which a
-# plain condition is planned, is full of those that were purged before.
-PURGE = """
+# Keys that stand one behind another in $1, 16 bytes each.
+_KEYS = "select substring($1::bytea from 16 * i - 15 for 16) as key from generate_series(1, length($1::bytea) / 16) i"
+# $2: of each session that shall go its key, the id of its newest entry and one for its tombstone. That takes the place
+# of the next entry: whoever writes now collides. It has no link: the purge that follows takes it away. Told are those
+# that nobody else wrote to, or deleted, and how many entries they had.
+DOOM = f"""
+with t as materialized (select {NOW} as now),
+n as materialized (
+  select n.key, n.seen, n.own, c.kind = 9 as gone, c.seq, c.append_id, c.alive, c.fence, c.data_seq, c.about_seq
+  from (
+    select substring($2::bytea from 48 * i - 47 for 16) as key, substring($2 from 48 * i - 31 for 16) as seen,
+      substring($2 from 48 * i - 15 for 16) as own from generate_series(1, length($2::bytea) / 48) i) n
+  cross join lateral (select * from {{s}}.checkpoints c where c.key = n.key order by c.seq desc limit 1) c),
+landed as (
+  insert into {{s}}.checkpoints
+    (key, seq, append_id, kind, name, at, alive, fence, data_seq, about_seq, recipe, digest)
+  select n.key, n.seq + 1, n.own, 9, 'session_deleted', t.now, n.alive, n.fence, n.data_seq, n.about_seq, '', ''
+  from n cross join t where n.append_id = n.seen and not n.gone
+  order by n.key on conflict do nothing returning key, seq),
+projected as (
+  update {{s}}.sessions s set deleted_at = t.now, lease = null, owner = null from t
+  where s.key = any(array(select key from landed)) and s.deleted_at is null)
+select key, seq - 1 from landed
+union all select key, seq - (append_id = own)::int from n where append_id = own or (append_id = seen and gone)"""  # noqa: S608
+# Rows of `sessions` in the order of their keys, as everywhere; one that somebody else purges is left to them.
+# `coalesce`: the index of the deleted, through which a plain condition is planned, is full of those that were purged
+# before. Keys as arrays, and from the least to the greatest: joined, or by arrays alone, the log was planned as a scan
+# where few sessions were known, or nothing at all; and other months' partitions are left alone.
+PURGE = f"""
 with chosen as materialized (
-  select key from {s}.sessions where key = any($1) and coalesce(deleted_at, 0) > 0 order by key for update skip locked),
-gone as (delete from {s}.sessions s using chosen where s.key = chosen.key returning s.key),
-entries as (delete from {s}.checkpoints c where c.key = any(array(select key from gone)) returning c.key)
-select key, count(*)::int8 from entries group by key"""
+  select key from {{s}}.sessions where key = any(array({_KEYS})) and coalesce(deleted_at, 0) > 0
+  order by key for update skip locked),
+gone as (delete from {{s}}.sessions where key = any(array(select key from chosen)) returning key),
+entries as (
+  delete from {{s}}.checkpoints c
+  where c.key = any(array(select key from gone))
+    and c.key between (select key from gone order by key limit 1) and (select key from gone order by key desc limit 1)
+  returning c.key)
+select key, count(*)::int8 from entries group by key"""  # noqa: S608
 
 EVENTS = """
 select c.tx::text::int8, c.key, c.seq, c.kind, c.name, c.at, s.id, s.namespace
@@ -273,10 +306,10 @@ EVENTS_END = "select pg_snapshot_xmin(pg_current_snapshot())::text"
 # Of some sessions their entries, session by session, without what they hold; and how each failed last. LATERAL: one
 # short range of the index each, whatever the statistics say.
 TRACED = f"""
-select k.key, c.* from unnest($1::bytea[]) k(key) cross join lateral (
+select k.key, c.* from ({_KEYS}) k cross join lateral (
   select seq, kind, name, at, {SIZE} from {{s}}.checkpoints c where c.key = k.key order by c.seq) c
 limit $2"""  # noqa: S608
 FAILED = f"""
-select k.key, c.* from unnest($1::bytea[]) k(key) cross join lateral (
+select k.key, c.* from ({_KEYS}) k cross join lateral (
   select {HEADER}, null::bytea, {SIZE} from {{s}}.checkpoints c where c.key = k.key and c.kind = 6
   order by c.seq desc limit 1) c"""  # noqa: S608

@@ -79,7 +79,8 @@ cross join checkpoints c indexed by checkpoints_by_seq on c.key = s.key
 where s.deleted_at is null
   and c.seq = (select m.seq from checkpoints m where m.key = s.key order by m.seq desc limit 1)"""  # noqa: S608
 ROW = 16  # columns of a session's row; those of an entry follow
-_WEIGHT = f"select cast(total({_SIZE}) as integer) from checkpoints where key = ?"  # noqa: S608
+# With max() the columns beside it are those of that row.
+_WEIGHT = f"select cast(total({_SIZE}) as integer), max(seq), append_id from checkpoints where key = ?"  # noqa: S608
 
 # The guard is the join: the entry before must be there, carry `prev`, and be no tombstone.
 _FOLLOW = """
@@ -135,6 +136,8 @@ update sessions set body = ?3, user_id = case when ?3 = x'' then '' else user_id
   labels = case when ?3 = x'' then '{}' else labels end,
   search = case when ?3 = x'' then lower(id || char(31) || agent_type || char(31)) else search end
 where key = ?1 and body = ?2 and (?3 <> x'' or deleted_at is not null)"""
+_PURGE = "delete from sessions where {} returning key, namespace, created_at, labels"
+_UNLABEL = "delete from labels where (space, label, value, made, session) = (?, ?, ?, ?, ?)"
 # An owner that never said that it lives, or so long ago that its row is gone, does not.
 _UNHEARD = "insert into workers values (?, '', '', 0, 0, 1) on conflict do nothing"
 # Workers that may be declared dead: the boot, how long ago their time must have run out, the clock.
@@ -324,8 +327,7 @@ class SqliteStore:
         row = self._row(connection, key, deleted=True)
         if row is None:
             return
-        gone = "delete from labels where (space, label, value, made, session) = (?, ?, ?, ?, ?)"
-        connection.executemany(gone, _label_rows(row, row.created_at, row.labels))
+        connection.executemany(_UNLABEL, _label_rows(row, row.created_at, row.labels))
         if labels is not None:
             _label(connection, row, row.created_at, labels)
             connection.execute("update sessions set search = lower(?) where key = ?", (_search(row, labels), key))
@@ -435,16 +437,20 @@ class SqliteStore:
             await self._read(lambda _: scrub(self._path, self._vfs))
         return emptied
 
-    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+    async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
         def work(connection: apsw.Connection) -> list[int]:
             purged: dict[bytes, int] = {}
             for start in range(0, len(keys), TOGETHER):
                 part = keys[start : start + TOGETHER]
-                marks = ", ".join("?" * len(part))
-                gone = f"delete from sessions where key in ({marks}) and deleted_at is not null returning key"  # noqa: S608
-                for (key,) in list(connection.execute(gone, part)):
+                if seen is not None:
+                    part = _ending(connection, part, seen[start : start + TOGETHER])
+                which = f"key in ({', '.join('?' * len(part))}){' and deleted_at is not null' if seen is None else ''}"
+                for key, space, made, labels in list(connection.execute(_PURGE.format(which), part)):
                     connection.execute("delete from checkpoints where key = ?", (key,))
                     purged[key] = connection.changes()
+                    if labels != "{}":  # a deleted one has lost its rows before
+                        told = msgspec.json.decode(labels, type=dict[str, str])
+                        connection.executemany(_UNLABEL, [(space, *label, made, key) for label in told.items()])
             _shrink(connection)
             return [purged.pop(key, 0) for key in keys]
 
@@ -537,7 +543,8 @@ class SqliteStore:
             with snapshot(connection):
                 found = [_to_row(row, now) for row in connection.execute(sql, (*uptime, *values, limit))]
                 for row in found if weighed else ():
-                    row.weight = connection.execute(_WEIGHT, (row.key,)).get
+                    weight, length, last = connection.execute(_WEIGHT, (row.key,)).get
+                    row.weight, row.length, row.last = weight, length or 0, last or b""
                 return found
 
         return await self._read(work)
@@ -639,6 +646,17 @@ def _to_row(row: Any, now: int) -> Row:
     *columns, labels, owner, worker, left, deleted_at = row
     told = msgspec.json.decode(labels, type=dict[str, str])
     return Row(*columns, labels=told, owner=owner, worker=worker, left=left, now=now, deleted_at=deleted_at)
+
+
+def _ending(connection: apsw.Connection, keys: Sequence[bytes], seen: Sequence[bytes]) -> list[bytes]:
+    """Those whose newest entry is the one that was seen."""
+    newest = "select append_id from checkpoints where key = column1 order by seq desc limit 1"
+    pairs = ", ".join(["(?, ?)"] * len(keys))
+    found = connection.execute(
+        f"select column1 from (values {pairs}) where ({newest}) = column2",  # noqa: S608
+        [value for pair in zip(keys, seen, strict=True) for value in pair],
+    )
+    return [key for (key,) in found]
 
 
 def _last(connection: apsw.Connection, key: bytes) -> Entry | None:

@@ -155,8 +155,8 @@ class TieredStore:
             raise Unavailable("Valkey did not answer, so copies of what was erased may be in it; erase again")
         return count
 
-    async def purge(self, keys: Sequence[bytes]) -> list[int]:
-        counts = await self._durable.purge(keys)
+    async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
+        counts = await self._durable.purge(keys, seen)
         for key, count in zip(keys, counts, strict=True):
             await self._hot.bury(key, range(1, count + 1))  # rows stay until the purge: it removed exactly these
         return counts

@@ -149,8 +149,9 @@ class ValkeyStore:
             raise InvalidInput("store", NOT_YET)
         return await self._run(ALWAYS, "empty", {"key": key.hex(), "seqs": list(seqs)})
 
-    async def purge(self, keys: Sequence[bytes]) -> list[int]:
-        return await self._run(ALWAYS, "purge", [key.hex() for key in keys])
+    async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
+        ends = [] if seen is None else [last.hex() for last in seen]
+        return await self._run(ALWAYS, "purge", {"keys": [key.hex() for key in keys], "ends": ends})
 
     # Reading
 
@@ -230,7 +231,7 @@ class ValkeyStore:
             rows: list[Row] = []
             place = None if after is None else (after[0], after[1].hex())
             while len(rows) < limit:
-                told = asked | {"limit": limit - len(rows)}
+                told = asked | {"limit": limit - len(rows), "weighed": weighed}
                 if place is not None:
                     told |= {"score": place[0], "place": place[1]}
                 stopped, answers = await self._run(READS, "find", told)

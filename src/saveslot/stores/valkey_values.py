@@ -107,9 +107,9 @@ def to_entry(header: bytes, size: int) -> Entry:
 
 
 def to_row(told: Any, *, weighed: bool = False) -> Row:
-    key, *names, made, beat, fence, lease, body, labels, owner, deleted, weight, worker, left, now = told
+    key, *names, made, beat, fence, lease, body, labels, owner, deleted, weight, worker, left, now = told[:18]
     namespace, session_id, agent_type, user_id, state = (name.decode() for name in names)
-    return Row(
+    row = Row(
         *(bytes.fromhex(key.decode()), namespace, session_id, agent_type, user_id, state),
         *(int(made), int(beat), int(fence), _unhex(lease), body),
         labels=msgspec.json.decode(labels, type=dict[str, str]),
@@ -118,8 +118,11 @@ def to_row(told: Any, *, weighed: bool = False) -> Row:
         left=left,
         now=now,
         deleted_at=int(deleted),
-        weight=int(weight) if weighed else 0,
     )
+    if weighed:
+        last = to_entry(told[18], 0)
+        row.weight, row.length, row.last = int(weight), last.seq, last.append_id
+    return row
 
 
 def to_verdict(answer: Any) -> Verdict:

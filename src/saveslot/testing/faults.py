@@ -249,12 +249,28 @@ class EmptyTakesNotes(MemoryStore):
 class PurgeTakesTheLiving(MemoryStore):
     """A purge does not ask whether the session was deleted."""
 
-    async def purge(self, keys: Sequence[bytes]) -> list[int]:
+    async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
         for key in keys:
             if key in self._rows and key not in self._deleted:
                 self._deleted.add(key)
                 self._ids.pop((self._rows[key].namespace, self._rows[key].session_id), None)
-        return await super().purge(keys)
+        return await super().purge(keys, seen)
+
+
+class PurgeForgetsWhatWasSeen(MemoryStore):
+    """A session that was written to since somebody looked at its end is purged all the same."""
+
+    async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
+        logs = [self._logs.get(key) for key in keys]
+        return await super().purge(keys, seen and [log[-1].append_id if log else b"" for log in logs])
+
+
+class PurgeKeepsTheName(MemoryStore):
+    """A living session that was purged still has its id."""
+
+    def _purge(self, key: bytes) -> int:
+        self._deleted.add(key)
+        return super()._purge(key)
 
 
 # Namespaces, pages, life
@@ -596,8 +612,8 @@ class OneForAll(SqliteStore):
 class FeedNumbersReused(SqliteStore):
     """After a purge the feed's last numbers are given out again, as plain rowids are."""
 
-    async def purge(self, keys: Sequence[bytes]) -> list[int]:
-        purged = await super().purge(keys)
+    async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
+        purged = await super().purge(keys, seen)
         sql = """
             update sqlite_sequence set seq = (select coalesce(max(feed), 0) from checkpoints)
             where name = 'checkpoints'"""

@@ -347,6 +347,16 @@ class LikeMemory(RuleBasedStateMachine):
         self.both(1 - on, lambda store: store.entries(pen.key))
 
     @rule(on=handle, pick=picks)
+    def purge_seen(self, on: int, pick: Random) -> None:
+        """Living or not, if it ends with the entry that was seen; often it does no longer."""
+        known = pick.choice(self.known)
+        seen = pick.choice((known.pen, *known.past[-1:])).prev or b"none".ljust(16)
+        keys = [known.pen.key, self.fresh()]
+        count, _ = self.both(on, lambda store: store.purge(keys, [seen, seen]))
+        known.deleted = known.deleted or count > 0
+        self.both(1 - on, lambda store: store.entries(known.pen.key))
+
+    @rule(on=handle, pick=picks)
     def purge(self, on: int, pick: Random) -> None:
         """Only a deleted one goes. What is written next must come behind every cursor."""
         if self.living() and pick.random() < 0.5:

@@ -518,7 +518,9 @@ end
 local function find(asked)
   local rows = {}
   local stopped = walk(asked, function(key)
-    rows[#rows + 1] = shown(key)
+    local told = shown(key)
+    if asked.weighed then told[#told + 1] = header(key, tonumber(call('HGET', session(key), 'last'))) end
+    rows[#rows + 1] = told
     return #rows == asked.limit
   end)
   return {stopped, rows}
@@ -588,12 +590,12 @@ local function empty(asked)
   return emptied
 end
 
-local function purge(keys)
+local function purge(asked)
   local counts = {}
-  for n, key in ipairs(keys) do
-    local row = known(key)
+  for n, key in ipairs(asked.keys) do
+    local row, last = known(key), asked.ends[n]
     counts[n] = 0
-    if row and row.gone then
+    if row and (row.gone and not last or last and string.sub(header(key, row.last), 1, 32) == last) then
       call('UNLINK', session(key))
       forget(key)
       counts[n] = row.last

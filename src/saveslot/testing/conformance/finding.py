@@ -170,6 +170,7 @@ class Finding(Suite):
         [row] = await desk.other.find(query, (desk.clock() - 1000 * SECOND, b""), 1)
         log = await desk.log(Pen(desk.namespace, row.session_id, row.key))
         assert (row.now, row.weight) == (desk.clock(), sum(entry.size for entry in log))
+        assert (row.length, row.last) == (len(log), log[-1].append_id)
         assert (await desk.head(pens["done"])).row.now == desk.clock()
         [gone] = await desk.other.find(Query(namespace=desk.namespace, deleted_for=100 * SECOND))
         assert (gone.session_id, gone.deleted_at, gone.key) == ("gone", ended_at, pens["gone"].key)

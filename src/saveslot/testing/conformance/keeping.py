@@ -121,6 +121,29 @@ class Keeping(Suite):
         await desk.write(living)
         await desk.create("b")
 
+    @on_a_desk
+    async def test_what_was_seen_is_purged(self, desk: Desk) -> None:
+        """Told the newest entry, a purge takes a session that still ends there, living or not, and no other."""
+        labels = {"env": "prod"}
+        ended = await desk.create("a", count=3, labels=labels)
+        moved, dead, kept = await desk.create("b", count=2), await desk.create("c"), await desk.create("d")
+        seen = [pen.prev or b"" for pen in (ended, moved, dead, kept)]
+        await desk.write(moved)
+        await desk.delete(dead)
+        before = await desk.store.count(Query(namespace=desk.namespace))
+        keys = [ended.key, moved.key, dead.key, fresh_key(), ended.key]
+        assert await desk.store.purge(keys, [*seen[:3], seen[0], seen[0]]) == [3, 0, 0, 0, 0]
+        assert await desk.store.purge([dead.key], [dead.prev or b""]) == [2]
+        assert await desk.log(ended) == []
+        assert (await desk.other.count(Query(namespace=desk.namespace))).entries == before.entries - 5
+        assert await desk.other.find(Query(namespace=desk.namespace, labels=labels)) == []
+        assert await desk.other.find(Query(namespace=desk.namespace, deleted_for=0)) == []
+        assert await desk.send(ended.group()) == Verdict(MISSING)
+        assert sorted(await desk.ids()) == ["b", "d"]
+        await desk.write(moved)
+        await desk.create("a", labels=labels)
+        assert len(await desk.other.find(Query(namespace=desk.namespace, labels=labels))) == 1
+
     # The end
 
     @on_a_desk
