@@ -24,10 +24,14 @@ class Batches:
         self._counters = counters
         self._waiting: list[Waiting] = []
         self._busy: set[bytes] = set()  # sessions with a group under way: the next one waits for its verdict
+        self._under_way = 0  # batches
         self._lanes: set[asyncio.Task[None]] = set()
+        self._closing: asyncio.Event | None = None
 
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
         """Cancelling abandons the answers; what was handed over is written all the same."""
+        if len(groups) == 1 and not self._under_way and not self._waiting:
+            return await self._alone(groups[0])
         loop = asyncio.get_running_loop()
         now = loop.time()
         answers: list[Waiting] = [(group, loop.create_future(), now) for group in groups]
@@ -38,21 +42,49 @@ class Batches:
         return await asyncio.gather(*(answer for _, answer, _ in answers))
 
     async def close(self) -> None:
-        while self._lanes:
-            await asyncio.wait(self._lanes)
+        while self._under_way:
+            self._closing = asyncio.Event()
+            await self._closing.wait()
+
+    async def _alone(self, group: Group) -> list[Verdict]:
+        """With nobody to share a batch with: in the caller's own task, which saves two turns of the event loop."""
+        began = asyncio.get_running_loop().time()
+        self._begin([group])
+        try:
+            return await self._land([group])
+        except asyncio.CancelledError:
+            # Nobody knows how far it came. Sent again it lands, or finds itself there.
+            nobody: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+            nobody.cancel()
+            self._waiting.insert(0, (group, nobody, began))
+            raise
+        except Unavailable as exc:
+            _fail(self._behind(began), exc)
+            raise
+        finally:
+            self._end([group])
 
     def _start(self) -> None:
-        while self._waiting and len(self._lanes) < LANES:
+        while self._waiting and self._under_way < LANES:
             batch = self._next()
             if not batch:
                 return
+            self._begin([group for group, *_ in batch])
             lane = asyncio.ensure_future(self._run(batch))
-            self._lanes.add(lane)
-            lane.add_done_callback(self._ended)
+            self._lanes.add(lane)  # the event loop alone would forget it
+            lane.add_done_callback(self._lanes.discard)
 
-    def _ended(self, lane: asyncio.Task[None]) -> None:
-        self._lanes.discard(lane)
+    def _begin(self, groups: list[Group]) -> None:
+        self._under_way += 1
+        self._busy.update(group.key for group in groups)
+        self._counters.batches.add(len(groups))
+
+    def _end(self, groups: list[Group]) -> None:
+        self._under_way -= 1
+        self._busy.difference_update(group.key for group in groups)
         self._start()
+        if self._closing is not None and not self._under_way:
+            self._closing.set()
 
     def _next(self) -> list[Waiting]:
         """One group a session, and none of a session whose last one is still under way."""
@@ -71,27 +103,31 @@ class Batches:
                 taken.add(group.key)
                 size += sum(len(entry.frame or b"") for entry in group.entries)
         self._waiting = left
-        self._busy |= {group.key for group, *_ in batch}
         return batch
 
     async def _run(self, batch: list[Waiting]) -> None:
-        self._counters.batches.add(len(batch))
         began = asyncio.get_running_loop().time()
+        groups = [group for group, *_ in batch]
         try:
-            verdicts = await self._land([group for group, *_ in batch])
+            verdicts = await self._land(groups)
         except Exception as exc:  # noqa: BLE001  (each caller gets it)
-            for _, answer, _ in batch + (self._behind(began) if isinstance(exc, Unavailable) else []):
-                if not answer.done():
-                    answer.set_exception(exc)
+            _fail(batch + (self._behind(began) if isinstance(exc, Unavailable) else []), exc)
         else:
             for (_, answer, _), verdict in zip(batch, verdicts, strict=True):
                 if not answer.done():
                     answer.set_result(verdict)
         finally:
-            self._busy -= {group.key for group, *_ in batch}
+            self._end(groups)
 
     def _behind(self, began: float) -> list[Waiting]:
-        """Take out who waited behind a batch all the time that it took: nobody waits so long again and again."""
-        behind = [item for item in self._waiting if item[2] <= began]
-        self._waiting = [item for item in self._waiting if item[2] > began]
+        """Take out who waited behind a batch most of the time that it took: nobody waits so long again and again."""
+        came = (began + asyncio.get_running_loop().time()) / 2
+        behind = [item for item in self._waiting if item[2] <= came]
+        self._waiting = [item for item in self._waiting if item[2] > came]
         return behind
+
+
+def _fail(waiting: list[Waiting], exc: Exception) -> None:
+    for _, answer, _ in waiting:
+        if not answer.done():
+            answer.set_exception(exc)

@@ -107,6 +107,8 @@ class PostgresStore:
 
     def _times(self) -> str:
         """Those of a test's clocks, where it brings any, as an array."""
+        if self._clock is self._uptime is None:
+            return "{null,null}"
         return _array("null" if clock is None else clock() for clock in (self._clock, self._uptime))
 
     async def _fetch(self, statement: str, *values: Any) -> list[Any]:
@@ -130,7 +132,7 @@ class PostgresStore:
         lone = groups[0]
         if len(groups) == len(lone.entries) == 1 and _plain(lone):
             values = _values(lone, lone.entries[0], signed=lone.entries[0].sign)
-            if found := await self._fetch(sql.LONE, self._times(), *values):
+            if found := await self._fetch(sql.LONE, self._clock and self._clock(), *values):
                 self._landed_groups += 1
                 self._news.tell()
                 return [Verdict(Outcome.APPENDED, [found[0][0]])]

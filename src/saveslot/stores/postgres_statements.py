@@ -9,7 +9,8 @@ from __future__ import annotations
 HEADER = "seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq, recipe, digest, note"
 SIZE = "coalesce(length(frame), 0) + coalesce(length(note), 0)"
 # The clock that people read and the one that leases go by. A test may bring its own; else both are the database's.
-_CLOCK = "(extract(epoch from clock_timestamp()) * 1000000)::int8"
+# `date_part` counts in floats, which tell microseconds apart until 2255; `extract` counts in decimals, more slowly.
+_CLOCK = "(date_part('epoch', clock_timestamp()) * 1000000)::int8"
 NOW, UP = (f"coalesce(($1::text::int8[])[{n}], {_CLOCK})" for n in (1, 2))
 # $1: the clock. A dead owner has nothing left.
 ROW = f"""
@@ -66,7 +67,7 @@ LONE = f"""
 insert into {{s}}.checkpoints ({_COLUMNS})
 select $2, $3::int8, $4, $6, $7, case when $8::int8 > 0 then $8::int8 else t.now + $8::int8 end,
   case when $9::bool then t.now else c.alive end, $10, $11, $12, $13, $14, $15, $16, $17
-from (select {NOW} as now) t, {{s}}.checkpoints c
+from (select coalesce($1::int8, {_CLOCK}) as now) t, {{s}}.checkpoints c
 where c.key = $2 and c.seq = $3::int8 - 1 and c.append_id = $5 and c.kind <> 9
 on conflict do nothing returning at"""  # noqa: S608
 
