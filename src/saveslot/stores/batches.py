@@ -13,6 +13,9 @@ from saveslot.metrics import Counters
 LANES = 2
 # A batch: so many groups, so many bytes of frames.
 MANY, LARGE = 256, 1 << 20
+# More than so many that wait are shared out among the lanes that are free: the server works on one part while the
+# other comes.
+WORTH_SPLITTING = 16
 
 Land = Callable[[list[Group]], Awaitable[list[Verdict]]]
 Waiting = tuple[Group, "asyncio.Future[Verdict]", float]  # and when it came
@@ -25,12 +28,14 @@ class Batches:
         self._waiting: list[Waiting] = []
         self._busy: set[bytes] = set()  # sessions with a group under way: the next one waits for its verdict
         self._under_way = 0  # batches
+        self._starting = 0  # of those: have not taken theirs yet
+        self._crowd = False  # whether the last batch had more than one group
         self._lanes: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Event | None = None
 
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
         """Cancelling abandons the answers; what was handed over is written all the same."""
-        if len(groups) == 1 and not self._under_way and not self._waiting:
+        if len(groups) == 1 and not self._under_way and not self._waiting and not self._crowd:
             return await self._alone(groups[0])
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -49,6 +54,7 @@ class Batches:
     async def _alone(self, group: Group) -> list[Verdict]:
         """With nobody to share a batch with: in the caller's own task, which saves two turns of the event loop."""
         began = asyncio.get_running_loop().time()
+        self._under_way += 1
         self._begin([group])
         try:
             return await self._land([group])
@@ -65,24 +71,24 @@ class Batches:
             self._end([group])
 
     def _start(self) -> None:
-        while self._waiting and self._under_way < LANES:
-            batch = self._next()
-            if not batch:
-                return
-            self._begin([group for group, *_ in batch])
-            lane = asyncio.ensure_future(self._run(batch))
+        """A lane takes its batch when its turn comes: those who were woken together are there by then."""
+        while self._under_way < LANES and len(self._waiting) > self._starting * WORTH_SPLITTING:
+            self._under_way += 1
+            self._starting += 1
+            lane = asyncio.ensure_future(self._run())
             self._lanes.add(lane)  # the event loop alone would forget it
             lane.add_done_callback(self._lanes.discard)
 
     def _begin(self, groups: list[Group]) -> None:
-        self._under_way += 1
-        self._busy.update(group.key for group in groups)
+        self._busy.update([group.key for group in groups])
+        self._crowd = len(groups) > 1
         self._counters.batches.add(len(groups))
 
     def _end(self, groups: list[Group]) -> None:
         self._under_way -= 1
-        self._busy.difference_update(group.key for group in groups)
-        self._start()
+        self._busy.difference_update([group.key for group in groups])
+        if groups:
+            self._start()
         if self._closing is not None and not self._under_way:
             self._closing.set()
 
@@ -90,26 +96,32 @@ class Batches:
         """One group a session, and none of a session whose last one is still under way."""
         batch: list[Waiting] = []
         left: list[Waiting] = []
-        taken: set[bytes] = set()
-        size = 0
-        for item in self._waiting:
+        passed: set[bytes] = set()
+        size, many = 0, min(MANY, -(-len(self._waiting) // self._starting))
+        for n, item in enumerate(self._waiting):
+            if len(batch) == many or size > LARGE:
+                left += self._waiting[n:]
+                break
             group = item[0]
-            full = len(batch) == MANY or size > LARGE
-            if full or group.key in self._busy or group.key in taken:
+            if group.key in self._busy or group.key in passed:
                 left.append(item)
-                taken.add(group.key)  # the order within a session stays
             else:
                 batch.append(item)
-                taken.add(group.key)
-                size += sum(len(entry.frame or b"") for entry in group.entries)
+                size += sum([len(entry.frame or b"") for entry in group.entries])
+            passed.add(group.key)  # the order within a session stays
         self._waiting = left
         return batch
 
-    async def _run(self, batch: list[Waiting]) -> None:
-        began = asyncio.get_running_loop().time()
+    async def _run(self) -> None:
+        batch = self._next()
+        self._starting -= 1
         groups = [group for group, *_ in batch]
+        if batch:
+            self._begin(groups)
+            self._start()
+        began = asyncio.get_running_loop().time()
         try:
-            verdicts = await self._land(groups)
+            verdicts = await self._land(groups) if batch else []
         except Exception as exc:  # noqa: BLE001  (each caller gets it)
             _fail(batch + (self._behind(began) if isinstance(exc, Unavailable) else []), exc)
         else:

@@ -133,6 +133,9 @@ landed as (
   from n cross join t join made m on m.key = n.key order by n.key, n.seq returning key, seq, at)
 select l.key, l.seq, l.at, m.heartbeat from landed l join made m on m.key = l.key"""  # noqa: S608
 
+# In the order in which a batch of several sorts is landed.
+APPENDING = (CREATE, PLAIN, CHANGING, GUARDED)
+
 # In a new snapshot, for what did not land: what stands at its seq and before it, and the newest entry.
 LOOK = f"""
 select s.key is not null, s.deleted_at is not null, s.fence, s.lease, s.heartbeat, e.append_id, p.append_id,
