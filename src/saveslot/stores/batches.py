@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
 
 from saveslot.errors import Unavailable
 from saveslot.log import Group, Verdict
@@ -28,22 +29,26 @@ class Batches:
         self._waiting: list[Waiting] = []
         self._busy: set[bytes] = set()  # sessions with a group under way: the next one waits for its verdict
         self._under_way = 0  # batches
-        self._starting = 0  # of those: have not taken theirs yet
+        self._starting: set[asyncio.Task[None]] = set()  # lanes that have not taken theirs yet
         self._crowd = False  # whether the last batch had more than one group
         self._lanes: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Event | None = None
 
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
         """Cancelling abandons the answers; what was handed over is written all the same."""
-        if len(groups) == 1 and not self._under_way and not self._waiting and not self._crowd:
-            return await self._alone(groups[0])
         loop = asyncio.get_running_loop()
         now = loop.time()
+        if len(groups) == 1:
+            if not (self._under_way or self._waiting or self._crowd):
+                return await self._alone(groups[0], now)
+            answer: asyncio.Future[Verdict] = loop.create_future()
+            self._waiting.append((groups[0], answer, now))
+            if self._under_way < LANES:
+                self._start()
+            return [await answer]  # quicker than gathering
         answers: list[Waiting] = [(group, loop.create_future(), now) for group in groups]
         self._waiting += answers
         self._start()
-        if len(answers) == 1:  # quicker than gathering
-            return [await answers[0][1]]
         return await asyncio.gather(*(answer for _, answer, _ in answers))
 
     async def close(self) -> None:
@@ -51,11 +56,11 @@ class Batches:
             self._closing = asyncio.Event()
             await self._closing.wait()
 
-    async def _alone(self, group: Group) -> list[Verdict]:
+    async def _alone(self, group: Group, began: float) -> list[Verdict]:
         """With nobody to share a batch with: in the caller's own task, which saves two turns of the event loop."""
-        began = asyncio.get_running_loop().time()
         self._under_way += 1
-        self._begin([group])
+        self._busy.add(group.key)
+        self._counters.batches.add(1)
         try:
             return await self._land([group])
         except asyncio.CancelledError:
@@ -72,17 +77,18 @@ class Batches:
 
     def _start(self) -> None:
         """A lane takes its batch when its turn comes: those who were woken together are there by then."""
-        while self._under_way < LANES and len(self._waiting) > self._starting * WORTH_SPLITTING:
+        while self._under_way < LANES and len(self._waiting) > len(self._starting) * WORTH_SPLITTING:
             self._under_way += 1
-            self._starting += 1
             lane = asyncio.ensure_future(self._run())
+            self._starting.add(lane)
             self._lanes.add(lane)  # the event loop alone would forget it
-            lane.add_done_callback(self._lanes.discard)
+            lane.add_done_callback(self._ended)
 
-    def _begin(self, groups: list[Group]) -> None:
-        self._busy.update([group.key for group in groups])
-        self._crowd = len(groups) > 1
-        self._counters.batches.add(len(groups))
+    def _ended(self, lane: asyncio.Task[None]) -> None:
+        self._lanes.discard(lane)
+        if lane in self._starting:  # it was cancelled before its turn came
+            self._starting.discard(lane)
+            self._end([])
 
     def _end(self, groups: list[Group]) -> None:
         self._under_way -= 1
@@ -96,28 +102,30 @@ class Batches:
         """One group a session, and none of a session whose last one is still under way."""
         batch: list[Waiting] = []
         left: list[Waiting] = []
-        passed: set[bytes] = set()
-        size, many = 0, min(MANY, -(-len(self._waiting) // self._starting))
+        size, many = 0, min(MANY, -(-len(self._waiting) // len(self._starting)))
         for n, item in enumerate(self._waiting):
             if len(batch) == many or size > LARGE:
                 left += self._waiting[n:]
                 break
             group = item[0]
-            if group.key in self._busy or group.key in passed:
+            if group.key in self._busy:
                 left.append(item)
-            else:
-                batch.append(item)
-                size += sum([len(entry.frame or b"") for entry in group.entries])
-            passed.add(group.key)  # the order within a session stays
+                continue
+            self._busy.add(group.key)
+            batch.append(item)
+            for entry in group.entries:
+                if entry.frame is not None:
+                    size += len(entry.frame)
         self._waiting = left
         return batch
 
     async def _run(self) -> None:
         batch = self._next()
-        self._starting -= 1
-        groups = [group for group, *_ in batch]
+        self._starting.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+        groups = [item[0] for item in batch]
         if batch:
-            self._begin(groups)
+            self._crowd = len(batch) > 1
+            self._counters.batches.add(len(batch))
             self._start()
         began = asyncio.get_running_loop().time()
         try:
