@@ -34,9 +34,9 @@ Texts = dict[str, Text]
 MAX_SHORT = 32
 # Keyframe and long patches; more of them would only help states that hardly change (a recipe names each by two bytes).
 MAX_BASE = 24
-# A keyframe comes when the patches weigh so many times the last one. With 1, agents' states of 100 to 2,000 turns stored
-# 14% more and were rebuilt no faster; with 3 they would store 7% less. What does not grow but is rewritten is rebuilt
-# from up to three times its weight.
+# A keyframe comes when the patches weigh so many times the last one. With 1, states that grow to 100 … 2,000 turns
+# stored 14% more and were rebuilt no faster; with 3 they would store 6% less. What is rewritten instead of growing is
+# rebuilt from up to three times its weight.
 MAX_PATCHES = 2
 # Each rollback starts a new range of short patches.
 MAX_RANGES = 32

@@ -153,21 +153,16 @@ class PostgresStore:
         verdicts: dict[int, Verdict] = {}
         left = list(enumerate(groups))
         for _ in range(TRIES):
-            rows = await self._fetch(statement, self._times(), *_given([group for _, group in left], statement))
-            times: dict[tuple[bytes, int], int] = {}
-            nows: dict[bytes, int] = {}
-            for key, seq, at, now in rows:
-                times[key, seq] = at
-                nows[key] = now
+            given = _given([group for _, group in left], statement)
+            [(now, keys)] = await self._fetch(statement, self._times(), *given)
+            landed: set[bytes] = {keys[at : at + 16] for at in range(0, len(keys), 16)}
             lost: list[tuple[int, Group]] = []
             for n, group in left:
-                key = group.key
-                if key not in nows:
+                if group.key in landed:
+                    times = [entry.time(now) for entry in group.entries]
+                    verdicts[n] = Verdict(Outcome.APPENDED, times, None, _beaten(group, now))
+                else:
                     lost.append((n, group))
-                    continue
-                found = [times[key, entry.seq] for entry in group.entries]
-                beaten = nows[key] if group.heartbeat or group.create is not None else 0
-                verdicts[n] = Verdict(Outcome.APPENDED, found, None, beaten)
             looked = await self._looked([group for _, group in lost]) if lost else []
             left = []
             for (n, group), verdict in zip(lost, looked, strict=True):
@@ -456,6 +451,12 @@ def _created(group: Group) -> tuple[Any, ...]:
         *(row.created_at or None, None if group.heartbeat else row.heartbeat or None, last.fence, last.lease),
         *(row.body if group.body is None else group.body, msgspec.json.encode(group.labels or row.labels).decode()),
     )
+
+
+def _beaten(group: Group, now: int) -> int:
+    if group.create is None or group.heartbeat:
+        return now if group.heartbeat else 0
+    return group.create.heartbeat or now
 
 
 def _conflict(head: Head | None) -> Verdict:

@@ -50,14 +50,14 @@ first as (
   from n cross join t {{allowed}}
   where n.first and n.prev =
     (select c.append_id from {{s}}.checkpoints c where c.key = n.key and c.seq = n.seq - 1 and c.kind <> 9)
-  order by n.key on conflict do nothing returning key, seq, at, alive, fence, lease),
+  order by n.key on conflict do nothing returning key, seq, alive, fence, lease),
 rest as (
   insert into {{s}}.checkpoints ({_COLUMNS})
   select {_VALUES.format(alive="f.alive")}
   from n cross join t join first f on f.key = n.key where not n.first order by n.key, n.seq
-  returning key, seq, at, alive, fence, lease),
-landed as (select * from first union all select * from rest)"""  # noqa: S608
-_TOLD = "\nselect l.key, l.seq, l.at, t.now from landed l cross join t"
+  returning key, seq, fence, lease)"""  # noqa: S608
+# The clock, and the keys of what landed, one behind another: with it and what was sent all else is known.
+_TOLD = "\nselect t.now, coalesce((select string_agg(key, '') from first), '') from t"
 
 # Checkpoints and steps: the session's row stays as it is.
 PLAIN = f"{_GIVEN}{_LANDED.replace('{allowed}', '')}{_TOLD}"
@@ -97,7 +97,10 @@ allowed as materialized (
     and (g.stale is null or t.now - g.stale > greatest(s.heartbeat, coalesce(w.beaten, 0), coalesce(
       (select c.alive from {s}.checkpoints c where c.key = g.key and c.seq = g.before), 0))))"""
 _PROJECTED = """,
-last as (select distinct on (key) key, fence, lease from landed order by key, seq desc),
+last as (
+  select distinct on (key) key, fence, lease
+  from (select key, seq, fence, lease from first union all select key, seq, fence, lease from rest) l
+  order by key, seq desc),
 projected as (
   update {s}.sessions s set state = coalesce(g.state, s.state), body = coalesce(g.body, s.body),
     labels = coalesce(g.labels::jsonb, s.labels), heartbeat = case when g.heartbeat then t.now else s.heartbeat end,
@@ -127,11 +130,11 @@ made as (
   select r.key, r.namespace, r.id, r.agent_type, r.user_id, r.state, coalesce(r.created_at, t.now),
     coalesce(r.heartbeat, t.now), r.fence, r.lease, r.body, r.labels::jsonb
   from r cross join t order by r.namespace, r.id on conflict do nothing returning key, heartbeat),
-landed as (
+entries as (
   insert into {{s}}.checkpoints ({_COLUMNS})
   select {_VALUES.format(alive="m.heartbeat")}
-  from n cross join t join made m on m.key = n.key order by n.key, n.seq returning key, seq, at)
-select l.key, l.seq, l.at, m.heartbeat from landed l join made m on m.key = l.key"""  # noqa: S608
+  from n cross join t join made m on m.key = n.key order by n.key, n.seq)
+select t.now, coalesce((select string_agg(key, '') from made), '') from t"""  # noqa: S608
 
 # In the order in which a batch of several sorts is landed.
 APPENDING = (CREATE, PLAIN, CHANGING, GUARDED)
