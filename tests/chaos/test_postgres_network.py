@@ -251,12 +251,15 @@ async def test_who_waited_behind_an_outage_is_told_of_it() -> None:
     batches, joining = Batches(away, Counters()), Joining(away, Counters())
     landing: list[Awaitable[list[Verdict]]] = [batches.append([group]) for group in groups]
     looking = [joining.heads([group.key]) for group in groups]
+    clock = asyncio.get_running_loop().time
+    began = clock()
     waiting = asyncio.gather(*landing, *looking, return_exceptions=True)
 
     async def full() -> bool:
         return len(asked) == 2 * LANES
 
     await until(full)
+    await asyncio.sleep(2 * (clock() - began))  # all of them wait for most of the outage
     over.set()
     async with asyncio.timeout(HANGS):
         assert {type(error) for error in await waiting} == {Unavailable}

@@ -314,15 +314,15 @@ def test_long_patches_follow_every_kind_of_change() -> None:
     assert any(codec.Recipe.unpack(packed).base > 2 for packed, _, _ in log.heads)
 
 
-def test_patches_never_outweigh_their_keyframe() -> None:
-    """When the patches would weigh as much as the keyframe, a new keyframe is written."""
+def test_patches_never_weigh_more_than_two_keyframes() -> None:
+    """When the patches would weigh twice as much as the keyframe, a new keyframe is written."""
     log = Log()
     log.write({"ballast": random.Random(1).randbytes(2000).hex(), "list": []})
     for n in range(100):
         log.append({"list": [random.Random(n).randbytes(200).hex()]})
     for packed, _, _ in log.heads[1:]:
         recipe = codec.Recipe.unpack(packed)
-        assert recipe.long_bytes + recipe.short_bytes < recipe.keyframe_bytes
+        assert recipe.long_bytes + recipe.short_bytes < 2 * recipe.keyframe_bytes
     assert sum(1 for frame in log.frames.values() if not frame[1] & PATCH) > 1
     log.check()
 

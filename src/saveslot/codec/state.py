@@ -34,6 +34,10 @@ Texts = dict[str, Text]
 MAX_SHORT = 32
 # Keyframe and long patches; more of them would only help states that hardly change (a recipe names each by two bytes).
 MAX_BASE = 24
+# A keyframe comes when the patches weigh so many times the last one. With 1, states that grow to 100 … 2,000 turns
+# stored 14% more and were rebuilt no faster; with 3 they would store 6% less. What is rewritten instead of growing is
+# rebuilt from up to three times its weight.
+MAX_PATCHES = 2
 # Each rollback starts a new range of short patches.
 MAX_RANGES = 32
 # No limit for states goes beyond: with its keys and lengths the whole must still fit into a frame.
@@ -333,7 +337,7 @@ def _extended(recipe: Recipe, tip: int, seq: int, weight: int) -> Recipe | None:
     A range reaches over entries of other kinds, but never over a frame that does not belong to it: going on from the
     newest frame prolongs the range, going on from a rollback opens a new one.
     """
-    if recipe.long_bytes + recipe.short_bytes + weight >= recipe.keyframe_bytes:
+    if recipe.long_bytes + recipe.short_bytes + weight >= MAX_PATCHES * recipe.keyframe_bytes:
         return None
     ranges = recipe.ranges
     if recipe.short and ranges[-1][1] == tip:
@@ -348,7 +352,7 @@ def _extended(recipe: Recipe, tip: int, seq: int, weight: int) -> Recipe | None:
 def _lengthened(recipe: Recipe, _tip: int, seq: int, weight: int) -> Recipe | None:
     """The recipe with a long patch in place of the short ones, or None when it is time for a keyframe."""
     weight += recipe.long_bytes
-    if recipe.base == MAX_BASE or weight >= recipe.keyframe_bytes:
+    if recipe.base == MAX_BASE or weight >= MAX_PATCHES * recipe.keyframe_bytes:
         return None
     ranges = (*recipe.ranges[: recipe.base], (seq, seq))
     return Recipe(ranges, recipe.base + 1, 0, recipe.keyframe_bytes, weight)

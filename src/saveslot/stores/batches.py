@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
 
 from saveslot.errors import Unavailable
 from saveslot.log import Group, Verdict
@@ -13,6 +14,9 @@ from saveslot.metrics import Counters
 LANES = 2
 # A batch: so many groups, so many bytes of frames.
 MANY, LARGE = 256, 1 << 20
+# More than so many that wait are shared out among the lanes that are free: the server works on one part while the
+# other comes.
+WORTH_SPLITTING = 16
 
 Land = Callable[[list[Group]], Awaitable[list[Verdict]]]
 Waiting = tuple[Group, "asyncio.Future[Verdict]", float]  # and when it came
@@ -24,74 +28,126 @@ class Batches:
         self._counters = counters
         self._waiting: list[Waiting] = []
         self._busy: set[bytes] = set()  # sessions with a group under way: the next one waits for its verdict
+        self._under_way = 0  # batches
+        self._starting: set[asyncio.Task[None]] = set()  # lanes that have not taken theirs yet
+        self._crowd = False  # whether the last batch had more than one group
         self._lanes: set[asyncio.Task[None]] = set()
+        self._closing: asyncio.Event | None = None
 
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
         """Cancelling abandons the answers; what was handed over is written all the same."""
         loop = asyncio.get_running_loop()
         now = loop.time()
+        if len(groups) == 1:
+            if not (self._under_way or self._waiting or self._crowd):
+                return await self._alone(groups[0], now)
+            answer: asyncio.Future[Verdict] = loop.create_future()
+            self._waiting.append((groups[0], answer, now))
+            if self._under_way < LANES:
+                self._start()
+            return [await answer]  # quicker than gathering
         answers: list[Waiting] = [(group, loop.create_future(), now) for group in groups]
         self._waiting += answers
         self._start()
-        if len(answers) == 1:  # quicker than gathering
-            return [await answers[0][1]]
         return await asyncio.gather(*(answer for _, answer, _ in answers))
 
     async def close(self) -> None:
-        while self._lanes:
-            await asyncio.wait(self._lanes)
+        while self._under_way:
+            self._closing = asyncio.Event()
+            await self._closing.wait()
+
+    async def _alone(self, group: Group, began: float) -> list[Verdict]:
+        """With nobody to share a batch with: in the caller's own task, which saves two turns of the event loop."""
+        self._under_way += 1
+        self._busy.add(group.key)
+        self._counters.batches.add(1)
+        try:
+            return await self._land([group])
+        except asyncio.CancelledError:
+            # Nobody knows how far it came. Sent again it lands, or finds itself there.
+            nobody: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+            nobody.cancel()
+            self._waiting.insert(0, (group, nobody, began))
+            raise
+        except Unavailable as exc:
+            _fail(self._behind(began), exc)
+            raise
+        finally:
+            self._end([group])
 
     def _start(self) -> None:
-        while self._waiting and len(self._lanes) < LANES:
-            batch = self._next()
-            if not batch:
-                return
-            lane = asyncio.ensure_future(self._run(batch))
-            self._lanes.add(lane)
+        """A lane takes its batch when its turn comes: those who were woken together are there by then."""
+        while self._under_way < LANES and len(self._waiting) > len(self._starting) * WORTH_SPLITTING:
+            self._under_way += 1
+            lane = asyncio.ensure_future(self._run())
+            self._starting.add(lane)
+            self._lanes.add(lane)  # the event loop alone would forget it
             lane.add_done_callback(self._ended)
 
     def _ended(self, lane: asyncio.Task[None]) -> None:
         self._lanes.discard(lane)
-        self._start()
+        if lane in self._starting:  # it was cancelled before its turn came
+            self._starting.discard(lane)
+            self._end([])
+
+    def _end(self, groups: list[Group]) -> None:
+        self._under_way -= 1
+        self._busy.difference_update([group.key for group in groups])
+        if groups:
+            self._start()
+        if self._closing is not None and not self._under_way:
+            self._closing.set()
 
     def _next(self) -> list[Waiting]:
         """One group a session, and none of a session whose last one is still under way."""
         batch: list[Waiting] = []
         left: list[Waiting] = []
-        taken: set[bytes] = set()
-        size = 0
-        for item in self._waiting:
+        size, many = 0, min(MANY, -(-len(self._waiting) // len(self._starting)))
+        for n, item in enumerate(self._waiting):
+            if len(batch) == many or size > LARGE:
+                left += self._waiting[n:]
+                break
             group = item[0]
-            full = len(batch) == MANY or size > LARGE
-            if full or group.key in self._busy or group.key in taken:
+            if group.key in self._busy:
                 left.append(item)
-                taken.add(group.key)  # the order within a session stays
-            else:
-                batch.append(item)
-                taken.add(group.key)
-                size += sum(len(entry.frame or b"") for entry in group.entries)
+                continue
+            self._busy.add(group.key)
+            batch.append(item)
+            for entry in group.entries:
+                if entry.frame is not None:
+                    size += len(entry.frame)
         self._waiting = left
-        self._busy |= {group.key for group, *_ in batch}
         return batch
 
-    async def _run(self, batch: list[Waiting]) -> None:
-        self._counters.batches.add(len(batch))
+    async def _run(self) -> None:
+        batch = self._next()
+        self._starting.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+        groups = [item[0] for item in batch]
+        if batch:
+            self._crowd = len(batch) > 1
+            self._counters.batches.add(len(batch))
+            self._start()
         began = asyncio.get_running_loop().time()
         try:
-            verdicts = await self._land([group for group, *_ in batch])
+            verdicts = await self._land(groups) if batch else []
         except Exception as exc:  # noqa: BLE001  (each caller gets it)
-            for _, answer, _ in batch + (self._behind(began) if isinstance(exc, Unavailable) else []):
-                if not answer.done():
-                    answer.set_exception(exc)
+            _fail(batch + (self._behind(began) if isinstance(exc, Unavailable) else []), exc)
         else:
             for (_, answer, _), verdict in zip(batch, verdicts, strict=True):
                 if not answer.done():
                     answer.set_result(verdict)
         finally:
-            self._busy -= {group.key for group, *_ in batch}
+            self._end(groups)
 
     def _behind(self, began: float) -> list[Waiting]:
-        """Take out who waited behind a batch all the time that it took: nobody waits so long again and again."""
-        behind = [item for item in self._waiting if item[2] <= began]
-        self._waiting = [item for item in self._waiting if item[2] > began]
+        """Take out who waited behind a batch most of the time that it took: nobody waits so long again and again."""
+        came = (began + asyncio.get_running_loop().time()) / 2
+        behind = [item for item in self._waiting if item[2] <= came]
+        self._waiting = [item for item in self._waiting if item[2] > came]
         return behind
+
+
+def _fail(waiting: list[Waiting], exc: Exception) -> None:
+    for _, answer, _ in waiting:
+        if not answer.done():
+            answer.set_exception(exc)

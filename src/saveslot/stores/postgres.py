@@ -9,7 +9,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -55,6 +55,8 @@ LEFTOVER = 3600 * 1_000_000
 # Of an entry: it is a sign of life, or follows one; it is the first of its group; what it has.
 SIGNED, FIRST, LEASE, NOTE, FRAME = 1, 2, 4, 8, 16
 NOBODY = bytes(16)
+
+_json = msgspec.json.Encoder().encode
 
 
 class PostgresStore:
@@ -108,7 +110,9 @@ class PostgresStore:
 
     def _times(self) -> str:
         """Those of a test's clocks, where it brings any, as an array."""
-        return _array("null" if clock is None else clock() for clock in (self._clock, self._uptime))
+        if self._clock is self._uptime is None:
+            return "{null,null}"
+        return _array([clock and clock() for clock in (self._clock, self._uptime)])
 
     async def _fetch(self, statement: str, *values: Any) -> list[Any]:
         self._check_open()
@@ -127,39 +131,39 @@ class PostgresStore:
 
     async def _land(self, groups: list[Group]) -> list[Verdict]:
         """One statement for each sort of group; who did not land is told why, in a new snapshot."""
-        verdicts: dict[int, Verdict] = {}
         lone = groups[0]
-        if len(groups) == len(lone.entries) == 1 and _plain(lone):
+        if len(groups) == len(lone.entries) == 1 and _sort(lone) is sql.PLAIN:
             values = _values(lone, lone.entries[0], signed=lone.entries[0].sign)
-            if found := await self._fetch(sql.LONE, self._times(), *values):
+            if found := await self._fetch(sql.LONE, self._clock and self._clock(), *values):
                 self._landed_groups += 1
                 self._news.tell()
                 return [Verdict(Outcome.APPENDED, [found[0][0]])]
-        for sort in (_creates, _plain, _changes, _guarded):
-            chosen = [n for n, group in enumerate(groups) if sort(group)]
-            if chosen:
-                found = await self._landed([groups[n] for n in chosen], sort)
+        sorts: dict[str, list[int]] = {}
+        for n, group in enumerate(groups):
+            sorts.setdefault(_sort(group), []).append(n)
+        verdicts: dict[int, Verdict] = {}
+        for statement in sql.APPENDING:
+            if chosen := sorts.get(statement):
+                found = await self._landed([groups[n] for n in chosen], statement)
                 verdicts.update(zip(chosen, found, strict=True))
         self._landed_groups += len(groups)
         self._news.tell()
         return [verdicts[n] for n in range(len(groups))]
 
-    async def _landed(self, groups: list[Group], sort: Callable[[Group], bool]) -> list[Verdict]:
+    async def _landed(self, groups: list[Group], statement: str) -> list[Verdict]:
         verdicts: dict[int, Verdict] = {}
         left = list(enumerate(groups))
         for _ in range(TRIES):
-            statement, values = _statement([group for _, group in left], sort)
-            rows = await self._fetch(statement, self._times(), *values)
-            times: dict[tuple[bytes, int], int] = {(key, seq): at for key, seq, at, _ in rows}
-            nows: dict[bytes, int] = {key: now for key, _, _, now in rows}
+            given = _given([group for _, group in left], statement)
+            [(now, keys)] = await self._fetch(statement, self._times(), *given)
+            landed: set[bytes] = {keys[at : at + 16] for at in range(0, len(keys), 16)}
             lost: list[tuple[int, Group]] = []
             for n, group in left:
-                if group.key not in nows:
+                if group.key in landed:
+                    times = [entry.time(now) for entry in group.entries]
+                    verdicts[n] = Verdict(Outcome.APPENDED, times, None, _beaten(group, now))
+                else:
                     lost.append((n, group))
-                    continue
-                found = [times[group.key, entry.seq] for entry in group.entries]
-                beaten = nows[group.key] if group.heartbeat or group.create is not None else 0
-                verdicts[n] = Verdict(Outcome.APPENDED, found, heartbeat=beaten)
             looked = await self._looked([group for _, group in lost]) if lost else []
             left = []
             for (n, group), verdict in zip(lost, looked, strict=True):
@@ -186,7 +190,7 @@ class PostgresStore:
             else:
                 row = Row(group.key, "", "", fence=fence, lease=lease) if known else None
                 outcome = judged(group, here, before, row, deleted=deleted)
-                free = outcome is Outcome.CONFLICT and here is None and not _guarded(group)
+                free = outcome is Outcome.CONFLICT and here is None and _sort(group) is not sql.GUARDED
                 verdicts.append(None if free else Verdict(outcome, head=head))
         return verdicts
 
@@ -273,12 +277,12 @@ class PostgresStore:
         if frames and largest is not None:
             # The length of a frame that lies outside its row is known without fetching it.
             frame = f"case when length(frame) <= {largest:d} then frame end"
-        chosen = None if kinds is None else _array(map(int, kinds))
+        chosen = None if kinds is None else _array(list(kinds))
         if len(ranges) == 1:
             found, [(first, last)] = sql.RANGE, ranges
         else:
             found = sql.RANGES
-            first, last = _array(first for first, _ in ranges), _array(last for _, last in ranges)
+            first, last = _array([first for first, _ in ranges]), _array([last for _, last in ranges])
         rows = await self._fetch(found.replace("{frame}", frame), key, first, last, chosen, name, newest)
         return [_entry(row) for row in reversed(rows)]
 
@@ -391,54 +395,57 @@ class PostgresStore:
             await self._server.close()
 
 
-def _creates(group: Group) -> bool:
-    return group.create is not None
+def _sort(group: Group) -> str:
+    """The statement that lands it. `PLAIN` for checkpoints and steps alone, which leave the session's row as it is."""
+    if group.create is not None:
+        return sql.CREATE
+    if group.only_stale or group.only_orphan is not None:
+        return sql.GUARDED
+    if group.heartbeat or group.state or group.body is not None or group.labels is not None:
+        return sql.CHANGING
+    for entry in group.entries:
+        if entry.kind not in PLAIN_KINDS:
+            return sql.CHANGING
+    return sql.PLAIN
 
 
-def _guarded(group: Group) -> bool:
-    return group.create is None and (bool(group.only_stale) or group.only_orphan is not None)
-
-
-def _plain(group: Group) -> bool:
-    """True for checkpoints and steps alone, which leave the session's row as it is."""
-    told = group.heartbeat or group.state or group.body is not None or group.labels is not None
-    return not (_creates(group) or _guarded(group) or told) and all(e.kind in PLAIN_KINDS for e in group.entries)
-
-
-def _changes(group: Group) -> bool:
-    return not (_creates(group) or _guarded(group) or _plain(group))
-
-
-def _statement(groups: list[Group], sort: Callable[[Group], bool]) -> tuple[str, list[Any]]:
+def _given(groups: list[Group], statement: str) -> list[Any]:
+    """What a statement is told of its groups, behind the clock."""
     heads: list[bytes] = []
     parts: list[bytes] = []
+    names: list[str] = []
     numbers: list[tuple[int, ...]] = []
     for group in groups:
         place, prev = FIRST, group.prev or NOBODY
         for entry in group.entries:
-            place |= entry.sign and SIGNED
-            has = (
-                (entry.lease is not None) * LEASE | (entry.note is not None) * NOTE | (entry.frame is not None) * FRAME
-            )
+            lease, note, frame = entry.lease, entry.note, entry.frame
+            if entry.sign:
+                place |= SIGNED
+            has = place if frame is None else place | FRAME
+            if lease is not None:
+                has |= LEASE
+            if note is not None:
+                has |= NOTE
             heads += (group.key, entry.append_id, prev)
-            parts += (entry.lease or b"", entry.recipe, entry.digest, entry.note or b"", entry.frame or b"")
-            numbers.append((entry.seq, entry.kind, entry.at, place | has, entry.fence, entry.data_seq, entry.about_seq))
+            parts += (lease or b"", entry.recipe, entry.digest, note or b"", frame or b"")
+            names.append(entry.name)
+            numbers.append((entry.seq, entry.kind, entry.at, has, entry.fence, entry.data_seq, entry.about_seq))
             place, prev = place & SIGNED, NOBODY
     places = list(accumulate(map(len, parts), initial=1))
     columns: list[Any] = [
-        *(b"".join(heads), b"".join(parts), [entry.name for group in groups for entry in group.entries]),
+        *(b"".join(heads), b"".join(parts), names),
         *map(_array, zip(*numbers, strict=True)),
         *(_array(places[n : len(places) - 5 + n : 5]) for n in range(6)),
     ]
-    if sort is _plain:
-        return sql.PLAIN, columns
-    told = [_created(group) if sort is _creates else _changed(group) for group in groups]
-    statement = sql.CREATE if sort is _creates else sql.GUARDED if sort is _guarded else sql.CHANGING
-    return statement, [*columns, *([_text(value) for value in column] for column in zip(*told, strict=True))]
+    if statement is sql.PLAIN:
+        return columns
+    told = [_created(group) if statement is sql.CREATE else _changed(group) for group in groups]
+    return [*columns, *([_text(value) for value in column] for column in zip(*told, strict=True))]
 
 
-def _array(numbers: Iterable[Any]) -> str:
-    return f"{{{','.join(map(str, numbers))}}}"
+def _array(numbers: Sequence[int | None]) -> str:
+    """As PostgreSQL writes it: {1,2,null}."""
+    return f"{{{_json(numbers)[1:-1].decode()}}}"
 
 
 def _text(value: Any) -> str | None:
@@ -468,6 +475,12 @@ def _created(group: Group) -> tuple[Any, ...]:
         *(row.created_at or None, None if group.heartbeat else row.heartbeat or None, last.fence, last.lease),
         *(row.body if group.body is None else group.body, msgspec.json.encode(group.labels or row.labels).decode()),
     )
+
+
+def _beaten(group: Group, now: int) -> int:
+    if group.create is None or group.heartbeat:
+        return now if group.heartbeat else 0
+    return group.create.heartbeat or now
 
 
 def _conflict(head: Head | None) -> Verdict:

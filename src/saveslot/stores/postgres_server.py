@@ -18,6 +18,7 @@ import asyncpg
 from saveslot.errors import InvalidInput, SaveslotError, Unavailable
 from saveslot.metrics import Counters
 from saveslot.stores import postgres_partitions, shown
+from saveslot.stores.deadlines import Deadlines
 from saveslot.stores.lines import Lines
 
 T = TypeVar("T")
@@ -74,6 +75,7 @@ class Server:
         self._pool = pool
         self._theirs = pool is not None
         self._lines: Lines | None = None
+        self._deadlines = Deadlines()  # in our loop
         self._closed = False
         self.counters = Counters()
         self._trouble: Exception | None = None  # what the server last said to anybody, until it answers again
@@ -88,7 +90,7 @@ class Server:
         await asyncio.shield(self._opening)
 
     async def _opened(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._deadlines = asyncio.get_running_loop(), Deadlines()
         if not self._theirs and self._lines is None:
             self._lines = Lines(self._connected, POOL)
         try:
@@ -183,19 +185,19 @@ class Server:
         clock = asyncio.get_running_loop().time
         wait, began = 0.02, clock()
         while True:
-            answer = asyncio.timeout(silence)
+            answer = self._deadlines.within(silence)
             try:
                 if self._lines is None:
                     connection = await self._pool.acquire()
                     try:
-                        async with answer:
+                        with answer:
                             done = await self._worked(connection, work)
                     finally:  # a pool asks the server once more, and would wait for ever
                         await self._pool.release(connection, timeout=SILENCE)
                 else:
                     line = await self._lines.take()
                     try:
-                        async with answer:
+                        with answer:
                             done = await self._worked(line, work)
                     finally:
                         self._lines.give(line)
@@ -210,7 +212,7 @@ class Server:
                 self._trouble = exc
                 if clock() - began > PATIENCE:  # whatever became of the deadline on its way here
                     raise
-                if silence is not None and answer.expired():
+                if silence is not None and answer.expired:
                     silence = None
                     if self._lines is not None:
                         self._lines.doubt()
@@ -228,8 +230,9 @@ class Server:
             raise
 
     async def _within(self, work: Awaitable[T], within: float | None = None) -> T:
+        deadlines = self._deadlines if asyncio.get_running_loop() is self._loop else Deadlines()
         try:
-            async with asyncio.timeout(PATIENCE if within is None else min(PATIENCE, max(BEAT, within))):
+            with deadlines.within(PATIENCE if within is None else min(PATIENCE, max(BEAT, within))):
                 return await work
         except SaveslotError:
             raise

@@ -9,7 +9,8 @@ from __future__ import annotations
 HEADER = "seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq, recipe, digest, note"
 SIZE = "coalesce(length(frame), 0) + coalesce(length(note), 0)"
 # The clock that people read and the one that leases go by. A test may bring its own; else both are the database's.
-_CLOCK = "(extract(epoch from clock_timestamp()) * 1000000)::int8"
+# `date_part` counts in floats, which tell microseconds apart until 2255; `extract` counts in decimals, more slowly.
+_CLOCK = "(date_part('epoch', clock_timestamp()) * 1000000)::int8"
 NOW, UP = (f"coalesce(($1::text::int8[])[{n}], {_CLOCK})" for n in (1, 2))
 # $1: the clock. A dead owner has nothing left.
 ROW = f"""
@@ -56,14 +57,14 @@ first as (
   from n cross join t {{allowed}}
   where n.first and n.prev =
     (select c.append_id from {{s}}.checkpoints c where c.key = n.key and c.seq = n.seq - 1 and c.kind <> 9)
-  order by n.key on conflict do nothing returning key, seq, at, alive, fence, lease),
+  order by n.key on conflict do nothing returning key, seq, alive, fence, lease),
 rest as (
   insert into {{s}}.checkpoints ({_COLUMNS})
   select {_VALUES.format(alive="f.alive")}
   from n cross join t join first f on f.key = n.key where not n.first order by n.key, n.seq
-  returning key, seq, at, alive, fence, lease),
-landed as (select * from first union all select * from rest)"""  # noqa: S608
-_TOLD = "\nselect l.key, l.seq, l.at, t.now from landed l cross join t"
+  returning key, seq, fence, lease)"""  # noqa: S608
+# The clock, and the keys of what landed, one behind another: with it and what was sent all else is known.
+_TOLD = "\nselect t.now, coalesce((select string_agg(key, '') from first), '') from t"
 
 # Checkpoints and steps: the session's row stays as it is.
 PLAIN = f"{_GIVEN}{_LANDED.replace('{allowed}', '')}{_TOLD}"
@@ -73,7 +74,7 @@ LONE = f"""
 insert into {{s}}.checkpoints ({_COLUMNS})
 select $2, $3::int8, $4, $6, $7, case when $8::int8 > 0 then $8::int8 else t.now + $8::int8 end,
   case when $9::bool then t.now else c.alive end, $10, $11, $12, $13, $14, $15, $16, $17
-from (select {NOW} as now) t, {{s}}.checkpoints c
+from (select coalesce($1::int8, {_CLOCK}) as now) t, {{s}}.checkpoints c
 where c.key = $2 and c.seq = $3::int8 - 1 and c.append_id = $5 and c.kind <> 9
 on conflict do nothing returning at"""  # noqa: S608
 
@@ -103,7 +104,10 @@ allowed as materialized (
     and (g.stale is null or t.now - g.stale > greatest(s.heartbeat, coalesce(w.beaten, 0), coalesce(
       (select c.alive from {s}.checkpoints c where c.key = g.key and c.seq = g.before), 0))))"""
 _PROJECTED = """,
-last as (select distinct on (key) key, fence, lease from landed order by key, seq desc),
+last as (
+  select distinct on (key) key, fence, lease
+  from (select key, seq, fence, lease from first union all select key, seq, fence, lease from rest) l
+  order by key, seq desc),
 projected as (
   update {s}.sessions s set state = coalesce(g.state, s.state), body = coalesce(g.body, s.body),
     labels = coalesce(g.labels::jsonb, s.labels), heartbeat = case when g.heartbeat then t.now else s.heartbeat end,
@@ -155,11 +159,14 @@ made as (
 labelled as (
   insert into {{s}}.labels select m.namespace, e.key, e.value, m.created_at, m.key
   from made m cross join jsonb_each_text(m.labels) e),
-landed as (
+entries as (
   insert into {{s}}.checkpoints ({_COLUMNS})
   select {_VALUES.format(alive="m.heartbeat")}
-  from n cross join t join made m on m.key = n.key order by n.key, n.seq returning key, seq, at)
-select l.key, l.seq, l.at, m.heartbeat from landed l join made m on m.key = l.key"""  # noqa: S608
+  from n cross join t join made m on m.key = n.key order by n.key, n.seq)
+select t.now, coalesce((select string_agg(key, '') from made), '') from t"""  # noqa: S608
+
+# In the order in which a batch of several sorts is landed.
+APPENDING = (CREATE, PLAIN, CHANGING, GUARDED)
 
 # In a new snapshot, for what did not land: what stands at its seq and before it, and the newest entry.
 LOOK = f"""

@@ -1,0 +1,67 @@
+"""`asyncio.timeout` for calls that are many and seldom late: one timer for all of them, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+
+class Deadlines:
+    def __init__(self) -> None:
+        self._open: set[Within] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def within(self, seconds: float | None) -> Within:
+        """`with` it: whoever is inside for longer is interrupted, and `TimeoutError` comes out."""
+        return Within(self, seconds)
+
+    def begin(self, one: Within) -> None:
+        self._open.add(one)
+        if self._timer is None or one.when < self._timer.when():
+            self._wake(one.when)
+
+    def end(self, one: Within) -> None:
+        """The timer stays as it is: it will find nothing to do, or go on with what is open then."""
+        self._open.discard(one)
+
+    def _wake(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(when, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        for one in [one for one in self._open if one.when <= now]:
+            self.end(one)
+            one.expire()
+        if self._open:
+            self._wake(min(one.when for one in self._open))
+
+
+class Within:
+    __slots__ = ("_among", "_cancelling", "_seconds", "_task", "expired", "when")
+
+    def __init__(self, among: Deadlines, seconds: float | None) -> None:
+        self._among, self._seconds = among, seconds
+        self.expired = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        if self._seconds is None or task is None:
+            return
+        self._task, self._cancelling = task, task.cancelling()
+        self.when = asyncio.get_running_loop().time() + self._seconds
+        self._among.begin(self)
+
+    def expire(self) -> None:
+        self.expired = True
+        self._task.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._among.end(self)
+        # Somebody else may have cancelled the task as well: theirs goes on.
+        if self.expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from exc
