@@ -288,7 +288,8 @@ class PostgresStore:
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         (where, values), source = _where(query), _source(query)
-        way, compare = ("desc", "<") if order(query)[1] else ("asc", ">")
+        by, newest_first = order(query)
+        way, compare = ("desc", "<") if newest_first else ("asc", ">")
         column, key = _order(query)
         if after is not None:
             where += f" and ({column}, {key}) {compare} (${len(values) + 2}, ${len(values) + 3})"
@@ -309,7 +310,7 @@ class PostgresStore:
             *columns, weight, length, last = told
             rows.append(row := _row(columns))
             row.weight, row.length, row.last = weight or 0, length or 0, last or NOBODY
-        rows.sort(key=lambda row: (getattr(row, column), row.key), reverse=newest_first)
+        rows.sort(key=lambda row: (getattr(row, by), row.key), reverse=newest_first)
         return rows
 
     async def count(self, query: Query, sample: int = 0) -> Counts:
