@@ -39,6 +39,11 @@ BIT = 16 * 1024
 MAX_RAW = 256 * 1024 * 1024
 
 
+# Freed at once, and never touched. glibc gives pieces of more than 128 KB back to the system as soon as they are free,
+# and has each new one cleared page by page, until one as large was freed: so it is told at the beginning what is usual.
+bytes(4 * 1024 * 1024)
+
+
 class _Compressors(local):
     """One per thread, kept: making one costs more than compressing a kilobyte."""
 
@@ -91,12 +96,9 @@ def _decompressed(frame: bytes, start: int, size: int) -> bytes | bytearray:
         if len(frame) <= 4 * BIT:
             out = reader.decompress(frame[start:], size + 1)
         else:
-            out, at = bytearray(size), 0
+            out = bytearray()
             for here in range(start, len(frame), BIT):
-                bit = reader.decompress(frame[here : here + BIT], size + 1 - at)
-                out[at : at + len(bit)] = bit
-                at += len(bit)
-            del out[at:]
+                out += reader.decompress(frame[here : here + BIT], size + 1 - len(out))
     except (zstd.ZstdError, EOFError) as exc:
         raise Corrupt("a frame", "cannot be decompressed") from exc
     if not reader.eof or reader.unused_data:

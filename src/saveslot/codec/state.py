@@ -19,6 +19,7 @@ The *recipe* of an entry names the frames that rebuild it, so that going back is
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
@@ -226,9 +227,7 @@ def rebuild(frames: Sequence[bytes], digest: bytes, where: str, recipe: Recipe |
 
     With their recipe the next change can be a patch on it; without, it is for looking at.
     """
-    digests = [b""]
-    for frame in frames:
-        digests.append(chained(digests[-1], frame))
+    digests = list(accumulate(frames, chained, initial=b""))
     if digests[-1] != digest:  # before anything is decompressed
         raise Corrupt(where, "its frames do not match their digest")
     state = State()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -125,7 +124,7 @@ def _boot() -> str:
 def migrations() -> list[Path]:
     """The numbered scripts, oldest first."""
     folder = Path(__file__).with_name("sql")  # importlib.resources would take 9 ms of every start
-    return sorted(file for file in folder.iterdir() if re.fullmatch(r"sqlite_\d+\.sql", file.name))
+    return sorted(file for file in folder.iterdir() if file.name.startswith("sqlite_"))
 
 
 def up_to_date(connection: apsw.Connection, path: str) -> bool:
