@@ -56,6 +56,8 @@ MANY, LARGE = 32, 256 * 1024
 SHRINK = 256
 # Heads, and entries whose frames together have so many bytes, are read in the event loop: less than a millisecond.
 FEW_HEADS, FEW_ENTRIES, FEW_BYTES = 8, 128, 1024 * 1024
+# A larger frame is read from its place into ours, without a copy in between: the rows of a query are such copies.
+WHOLE = 64 * 1024
 # So many rows share a statement: between two statements the thread may have to wait for the interpreter.
 TOGETHER = 64
 
@@ -495,17 +497,23 @@ class SqliteStore:
         if name is not None:
             where += " and name = ?"
             values.append(name)
-        frame = "frame" if frames else "null"
-        if frames and largest is not None:
-            frame = f"case when length(frame) <= {largest:d} then frame end"
-        sql = f"select {_HEADER}, {frame}, {_SIZE} from checkpoints where {where} order by seq desc limit ?"  # noqa: S608
+        frame = f"case when length(frame) <= {WHOLE if largest is None else largest:d} then frame end"
+        sql = f"""
+            select {_HEADER}, {frame if frames else "null"}, {_SIZE}, feed, length(frame) > {WHOLE}
+            from checkpoints where {where} order by seq desc limit ?"""  # noqa: S608
+        apart = frames and largest is None
 
         def work(connection: apsw.Connection) -> list[Entry]:
             found: list[Entry] = []
-            for first, last in reversed(ranges):
-                limit = -1 if newest is None else newest - len(found)
-                rows = connection.execute(sql, (key, first, last, *values, limit))
-                found += [_entry(row) for row in rows]
+            with snapshot(connection):
+                for first, last in reversed(ranges):
+                    limit = -1 if newest is None else newest - len(found)
+                    for *row, feed, large in connection.execute(sql, (key, first, last, *values, limit)):
+                        entry = _entry(row)
+                        if large and apart:
+                            with connection.blob_open("main", "checkpoints", "frame", feed, False) as blob:  # noqa: FBT003
+                                entry.frame = blob.read()
+                        found.append(entry)
             found.reverse()
             return found
 

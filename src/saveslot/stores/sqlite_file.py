@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -124,7 +125,8 @@ def _boot() -> str:
 def migrations() -> list[Path]:
     """The numbered scripts, oldest first."""
     folder = Path(__file__).with_name("sql")  # importlib.resources would take 9 ms of every start
-    return sorted(file for file in folder.iterdir() if file.name.startswith("sqlite_"))
+    names = sorted(os.listdir(folder))  # noqa: PTH208  (0.1 ms of every start)
+    return [folder / name for name in names if name.startswith("sqlite_")]
 
 
 def up_to_date(connection: apsw.Connection, path: str) -> bool:
