@@ -173,25 +173,34 @@ async def test_who_resumes_waits_for_no_thread(path: str, monkeypatch: pytest.Mo
     await store.close()
 
 
-async def test_a_read_in_the_event_loop_waits_for_no_lock(path: str) -> None:
-    """While another program has the file for itself, the event loop goes on; the read goes on when it is free."""
+async def test_a_lock_is_never_waited_for_in_the_event_loop(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another program has the file for itself a thread waits; what was asked is answered when it is free."""
+    loop, met, waited = asyncio.get_running_loop(), asyncio.Event(), set[int]()
+
+    def wait(tries: int) -> bool:
+        waited.add(threading.get_ident())
+        loop.call_soon_threadsafe(met.set)
+        return sqlite_file.wait(tries)
+
+    monkeypatch.setattr(sqlite_reader, "wait", wait)
     await (await SqliteStore.open(path)).close()
     other = apsw.Connection(path)
     other.pragma("locking_mode", "exclusive")
     other.execute("begin immediate; commit")
     opening = asyncio.create_task(SqliteStore.open(path))
-    for _ in range(20):
-        await asyncio.sleep(0.005)
+    await met.wait()
     assert not opening.done()
     other.close()
     store = await opening
+    assert threading.get_ident() not in waited
     await created(store)
     assert await store.heads([("ns", "a")]) != [None]
     await store.close()
 
 
-async def test_who_only_reads_lets_others_run(store: SqliteStore) -> None:
+async def test_who_only_reads_lets_others_run(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads that are done in the event loop, one after another, do not keep it from everything else."""
+    monkeypatch.setattr(sqlite_reader, "QUICK", 1000)
     await created(store)
     turns = 0
 
@@ -202,7 +211,7 @@ async def test_who_only_reads_lets_others_run(store: SqliteStore) -> None:
             turns += 1
 
     counting = asyncio.create_task(count())
-    for _ in range(3_000):
+    for _ in range(1_000):
         await store.heads([("ns", "a")])
     counting.cancel()
     assert turns

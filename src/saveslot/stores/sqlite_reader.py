@@ -77,9 +77,10 @@ class Reader:
 
     async def read(self, work: Work[T], short: Work[bool] | None = None) -> T:
         """What `work` finds. `short` is asked in the event loop whether it may be done right there."""
-        if short is not None and self._quick and self._idle:
+        if short is not None and self._quick:
             if self._spent > TURN:
                 await asyncio.sleep(0)
+                self._spent = 0.0
             if (found := self._here(work, short)) is not None:
                 return found[0]
         loop = asyncio.get_running_loop()
@@ -87,10 +88,13 @@ class Reader:
 
     def _here(self, work: Work[T], short: Work[bool]) -> tuple[T] | None:
         """In the event loop, or None: a thread should."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            return None
         if not self._spent:
             asyncio.get_running_loop().call_soon(self._turn)
         start = monotonic()
-        connection = self._idle.pop()
         try:
             with translated(self._path):
                 try:
