@@ -7,6 +7,7 @@ python -m bench.fresh walk FILE EVERY
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import subprocess
@@ -50,11 +51,14 @@ async def resume_ms(contender: str, path: str) -> float:
         OPENAI: ["agents"],
         LANGGRAPH: ["langgraph.checkpoint.sqlite.aio"],
         servers.GRAPH: ["langgraph.checkpoint.postgres.aio", "psycopg_pool"],
-        servers.SLOT: ["saveslot.stores.postgres"],
-        servers.HOT: ["saveslot.stores.postgres", "saveslot.stores.tiered"],
+        servers.SLOT: ["saveslot.opening", "saveslot.stores.postgres"],
+        servers.HOT: ["saveslot.opening", "saveslot.stores.postgres", "saveslot.stores.tiered"],
     }
-    for module in used.get(contender, ["saveslot.stores.sqlite"]):
+    for module in used.get(contender, ["saveslot.opening", "saveslot.stores.sqlite"]):
         import_module(module)
+    # Nor is what they left to the collector: it would look through it in somebody's decoding, whoever comes there then.
+    gc.collect()
+    gc.freeze()
     return await timed_resume(CONTENDERS[contender], path)
 
 

@@ -61,6 +61,7 @@ class Held:
         self._lookup = lookup
         self._lifeline = lifeline
         self._slot = Slot(lookup.store, self.session.session_id, head.row.key, Point.of(head), limit)
+        self._slot.newest = head.last
         self._lease = b""
         self._over: SaveslotError | None = None  # why nothing can be written any more
         self._journal: Journal | None = None

@@ -37,6 +37,8 @@ R = TypeVar("R")
 
 # No log is as long.
 BEYOND = 1 << 62
+# So many entries behind the newest checkpoint are read with it, to know that none of them hides it.
+NEAR = 16
 # Entries about keeping that may come between two writes of someone who need not know of them.
 MOST_KEPT = 16
 
@@ -83,7 +85,8 @@ class Lookup:
             case refs.Latest(0) if head.last.kind in DATA_KINDS:
                 found = [head.last]
             case refs.Latest(back):
-                found = await self.shown(head, DATA_KINDS, newest=back + 1)
+                found = await self._newest(head) if not back else []
+                found = found or await self.shown(head, DATA_KINDS, newest=back + 1)
                 found = found if len(found) == back + 1 else []
             case refs.Named(name):
                 found = await self.shown(head, SHOWN_KINDS, name=name, newest=1)
@@ -92,6 +95,14 @@ class Lookup:
                 f"session {session_id} has no checkpoint {ref!r}; history() and `saveslot log` list what it has"
             )
         return found[0]
+
+    async def _newest(self, head: Head) -> list[Entry]:
+        """The newest checkpoint, if it stands right before the head: who let a session go wrote an entry behind it."""
+        first, last = head.last.data_seq, head.last.seq
+        if not first or last - first > NEAR:
+            return []
+        near = await self.store.entries(head.row.key, [(first, last)], frames=False)
+        return shown([entry for entry in near[:1] if entry.kind in DATA_KINDS], near, head.row.session_id)
 
     @with_a_fresh_head
     async def checkpoint(self, session_id: str, ref: str | int) -> Checkpoint:

@@ -540,6 +540,7 @@ class SessionManager(SessionCollector):
         slot = self._slots.get(session_id)  # another caller may have been quicker
         if slot is None:
             slot = Slot(self._store, session_id, head.row.key, Point.of(head), self._limit)
+            slot.newest = head.last
             self._slots.keep(slot)
         return slot
 

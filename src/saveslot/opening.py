@@ -48,7 +48,7 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
             raise InvalidInput("hot", f"{self._hot!r} ({told['hot'].source}) is no valkey:// or redis:// URL")
         self._options: dict[str, Any] = {
             "namespace": told["namespace"].value,
-            "encryption_key": encryption_keys(encryption_key),
+            "encryption_key": encryption_key if encryption_key is not None else _keys(told),
             "session_ttl_hours": session_ttl_hours,
             "max_state_bytes": max_state_bytes,
             "worker_beat": worker_beat,
@@ -84,16 +84,22 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
 
 def located(url: str | None = None, hot: str | None = None, namespace: str | None = None) -> dict[str, Setting]:
     """Which store and namespace these arguments lead to, and who said so."""
-    defaults = {"url": Setting(default_url(), "default"), "namespace": Setting("default", "default")}
-    return defaults | settings.resolve(url=url or None, hot=hot, namespace=namespace)
+    found = settings.resolve(url=url or None, hot=hot, namespace=namespace)
+    if "url" not in found:
+        found["url"] = Setting(default_url(), "default")
+    found.setdefault("namespace", Setting("default", "default"))
+    return found
 
 
 def encryption_keys(given: codec.Keys | None = None) -> codec.Keys | None:
     """The keys to seal with: the caller's, or those of the environment or `saveslot.toml`."""
     if given is not None:
         return given
-    found = settings.resolve().get("encryption_key")
-    return None if found is None else found.value
+    return _keys(settings.resolve())
+
+
+def _keys(told: dict[str, Setting]) -> str | None:
+    return told["encryption_key"].value if "encryption_key" in told else None
 
 
 def default_url() -> str:

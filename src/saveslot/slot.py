@@ -267,6 +267,7 @@ class Slot:
         self.refused = False
         self.mine: int | None = None  # the fence under which its user holds the session, if so
         self.counted = 0  # its weight when it was last weighed
+        self.newest: Entry | None = None  # the header of an entry that was read anyway: it may be the one we start from
         self.limit = limit
         self._store = store
         self._pending: Draft | None = None
@@ -350,13 +351,15 @@ class Slot:
 
     async def _cold(self, seq: int, kinds: frozenset[Kind]) -> tuple[codec.State, list[Entry]]:
         """The state that an entry holds, and its frames; entry 0 is the empty state."""
-        [entry] = await self._store.entries(self.key, [(seq, seq)]) if seq else [None]
+        entry, self.newest = self.newest, None
+        if entry is None or entry.seq != seq or entry.kind not in kinds:
+            [entry] = await self._store.entries(self.key, [(seq, seq)]) if seq else [None]
         if entry is None or not entry.recipe:
             state = codec.State()
             state.tip = seq
             return state, []
         ranges = needed([entry])
-        alone = ranges == [(seq, seq)]  # a keyframe: it is here already
+        alone = ranges == [(seq, seq)] and entry.frame is not None  # a keyframe: it is here already
         frames = [entry] if alone else await self._store.entries(self.key, ranges, kinds=kinds)
         try:
             state = rebuilt(self.session_id, entry, frames)

@@ -61,10 +61,12 @@ class Timeline:
             if entry.seq < self._since:
                 raise unloaded(name)
             raise Corrupt(f"checkpoint {name}", f"{len(seqs)} of its {recipe.frames} frames are there")
-        state = self._state
-        if state is None or not seqs or self._applied != seqs[: len(self._applied)]:
-            state, self._applied = codec.State(), []
-        self._state = None  # until it is known to be right
+        state, self._state = self._state, None  # until it is known to be right
+        if not seqs or state is None or self._applied != seqs[: len(self._applied)]:
+            frames = [self._frames[seq] for seq in seqs]
+            self._state = codec.rebuild(frames, entry.digest, f"checkpoint {name}")
+            self._applied = seqs
+            return self._state
         for seq in seqs[len(self._applied) :]:
             try:
                 state.apply(self._frames[seq])

@@ -392,3 +392,28 @@ def test_a_recipe_that_cannot_be_is_corrupt(packed: str) -> None:
     """Cut short, no frames or too many, entry 0, ranges that do not go forward, numbers beyond any seq."""
     with pytest.raises(Corrupt):
         codec.Recipe.unpack(bytes.fromhex(packed))
+
+
+LONGEST = {"first": 0, "between": 2, "last": 5}
+
+
+@pytest.mark.parametrize("where", LONGEST)
+def test_a_large_keyframe_with_keys_and_texts_of_all_lengths(where: str) -> None:
+    """Whatever stands before and behind the longest text, all come back equal, and each grows without the others."""
+    dice = random.Random(1)
+    sizes = [0, 40, 300, 70_000, 66_000]
+    sizes.insert(LONGEST[where], 200_000)
+    keys = ["", "k" * 20, "é" * 16, "k" * 300, "k" * 70_000, "n"]
+    value = {key: [dice.randbytes(size // 2).hex()] for key, size in zip(keys, sizes, strict=True)}
+    first = codec.write(None, value, 1, "data")
+    assert first.frame is not None
+    assert len(first.frame) > 128 * 1024  # so that it is unpacked bit by bit
+    recipe, digest = first.state.recipe, first.state.digest
+    rebuilt = codec.rebuild([first.frame], digest, "it", recipe)
+    assert rebuilt.value() == value
+    assert list(rebuilt.value()) == keys
+    rebuilt.tip = 1
+    more = codec.append(rebuilt, {key: ["more"] for key in keys}, 2)
+    assert more.frame is not None
+    grown = codec.rebuild([first.frame, more.frame], more.state.digest, "it").value()
+    assert grown == {key: [*items, "more"] for key, items in value.items()} == more.state.value()

@@ -13,6 +13,7 @@ from saveslot import InvalidInput, SessionManager, Unavailable
 from saveslot.stack import Postgres
 from saveslot.stores import Store
 from saveslot.stores.postgres import PostgresStore
+from saveslot.stores.postgres_server import Connection
 from saveslot.testing import Clock, Pen, StoreConformance, behaves_like_memory
 
 
@@ -122,3 +123,18 @@ async def test_what_cannot_be_reached_says_so(
     monkeypatch.setattr("saveslot.stores.postgres_server.PATIENCE", 0.5)
     with pytest.raises(error):
         await saveslot.open(url)
+
+
+async def test_every_connection_keeps_its_plans(server: Postgres) -> None:
+    """Not only the first one, on which the tables are looked at in the same round trip."""
+    await (await PostgresStore.open(server.url)).close()  # the tables are there
+    store = await PostgresStore.open(server.url)
+    both = asyncio.Barrier(2)
+
+    async def mode(connection: Connection) -> str:
+        await both.wait()
+        return await connection.fetchval("show plan_cache_mode")
+
+    reached = store._server  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+    assert await asyncio.gather(reached.run(mode), reached.run(mode)) == ["force_generic_plan"] * 2
+    await store.close()

@@ -16,7 +16,7 @@ from tests.stores.conftest import Start, heard, told
 from saveslot.errors import Corrupt, InvalidInput, Unavailable
 from saveslot.log import Group, Outcome, Query, Worker
 from saveslot.model import Kind
-from saveslot.stores import open_store, sqlite, sqlite_file
+from saveslot.stores import open_store, sqlite, sqlite_file, sqlite_reader
 from saveslot.stores.sqlite import SqliteStore
 from saveslot.stores.sqlite_file import APPLICATION_ID, migrations
 from saveslot.stores.writer import Writer
@@ -148,6 +148,88 @@ async def test_an_open_read_never_blocks_a_writer(store: SqliteStore, path: str)
     reader.execute("commit")
     assert reader.execute("select count(*) from checkpoints").get == 61
     reader.close()
+
+
+async def test_who_resumes_waits_for_no_thread(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is up to date is opened, and a head and its frames are read, right where they are asked for."""
+    monkeypatch.setattr(sqlite_reader, "QUICK", 1000)  # whatever else this machine does just now
+    store = await SqliteStore.open(path)
+    pen = await created(store, count=20)
+    await store.close()
+    before = set(threading.enumerate())
+
+    def readers() -> list[str]:
+        return [thread.name for thread in set(threading.enumerate()) - before]
+
+    store = await SqliteStore.open(path)
+    for _ in range(3):
+        [head] = await store.heads([("ns", "a")])
+        assert head is not None
+        assert len(await store.entries(pen.key, [(1, 20)])) == head.last.seq == 20
+    assert readers() == []
+    for _ in range(20):
+        assert await store.find(Query(namespace="ns"))  # how long that takes nobody knows
+    assert readers() == ["saveslot-reader"]  # who asks again at once needs no other
+    await store.close()
+
+
+async def test_a_lock_is_never_waited_for_in_the_event_loop(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another program has the file for itself a thread waits; what was asked is answered when it is free."""
+    loop, met, waited = asyncio.get_running_loop(), asyncio.Event(), set[int]()
+
+    def wait(tries: int) -> bool:
+        waited.add(threading.get_ident())
+        loop.call_soon_threadsafe(met.set)
+        return sqlite_file.wait(tries)
+
+    monkeypatch.setattr(sqlite_reader, "wait", wait)
+    await (await SqliteStore.open(path)).close()
+    other = apsw.Connection(path)
+    other.pragma("locking_mode", "exclusive")
+    other.execute("begin immediate; commit")
+    opening = asyncio.create_task(SqliteStore.open(path))
+    await met.wait()
+    assert not opening.done()
+    other.close()
+    store = await opening
+    assert threading.get_ident() not in waited
+    await created(store)
+    assert await store.heads([("ns", "a")]) != [None]
+    await store.close()
+
+
+async def test_who_only_reads_lets_others_run(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads that are done in the event loop, one after another, do not keep it from everything else."""
+    monkeypatch.setattr(sqlite_reader, "QUICK", 1000)
+    await created(store)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    for _ in range(1_000):
+        await store.heads([("ns", "a")])
+    counting.cancel()
+    assert turns
+
+
+async def test_a_large_frame_is_read_as_it_was_written(store: SqliteStore) -> None:
+    """Frames around the size from which they are read apart come back byte by byte, and with their entries."""
+    pen = await created(store)
+    for size in (sqlite.WHOLE, sqlite.WHOLE + 1, 2 * sqlite.FEW_BYTES, 10):
+        group = pen.group(1)
+        group.entries[0].frame = os.urandom(size)
+        assert (await store.append([group]))[0].outcome is Outcome.APPENDED
+        pen.saw(group)
+        for ranges in ([(1, 2**62)], [(group.entries[0].seq, group.entries[0].seq)]):
+            assert (await store.entries(pen.key, ranges))[-1].frame == group.entries[0].frame
+    last = group.entries[0].seq
+    assert await store.empty(pen.key, [last - 1]) == 1
+    assert [entry.frame is None for entry in await store.entries(pen.key, [(last - 2, last)])] == [False, True, False]
 
 
 async def test_readers_cannot_write(store: SqliteStore) -> None:

@@ -19,6 +19,7 @@ The *recipe* of an entry names the frames that rebuild it, so that going back is
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
@@ -176,7 +177,7 @@ class State:
                 ops = _patch(texts, body)
                 tagged = tagged or self.tagged
             else:
-                texts = cast("Texts", {key: bytearray(text) for key, text in _unpack_texts(body).items()})
+                texts = _texts(body)
         except (ValueError, KeyError, IndexError, RecursionError) as exc:
             raise Corrupt("a frame", "does not fit the state before it") from exc
         self.texts, self.tagged = texts, tagged
@@ -226,9 +227,7 @@ def rebuild(frames: Sequence[bytes], digest: bytes, where: str, recipe: Recipe |
 
     With their recipe the next change can be a patch on it; without, it is for looking at.
     """
-    digests = [b""]
-    for frame in frames:
-        digests.append(chained(digests[-1], frame))
+    digests = list(accumulate(frames, chained, initial=b""))
     if digests[-1] != digest:  # before anything is decompressed
         raise Corrupt(where, "its frames do not match their digest")
     state = State()
@@ -466,6 +465,33 @@ def common_back(old: Text, at: int, new: Text, there: int, limit: int) -> int:
                     high = middle
     a, b = old[at - high : at - low], new[there - high : there - low]
     return high - ((int.from_bytes(a, "little") ^ int.from_bytes(b, "little")).bit_length() + 7) // 8
+
+
+def _texts(body: Text) -> Texts:
+    """The texts of a keyframe. The longest takes the body over, moved to its start: a copy would need new memory."""
+    views = _unpack_texts(body)
+    longest, size, end = "", 0, 0
+    at = _head(len(views), 15, 0)
+    for key, view in views.items():
+        name, text = len(key.encode()), len(view)
+        at += _head(name, 31, 255) + name + _head(text, -1, 255) + text
+        if text > size:
+            longest, size, end = key, text, at
+    # Whoever writes a length in more bytes than it needs gets copies: then these are not the places.
+    if not isinstance(body, bytearray) or at != len(body):
+        return {key: bytearray(view) for key, view in views.items()}
+    texts: Texts = {key: body if key == longest else bytearray(view) for key, view in views.items()}
+    views.clear()
+    view = None
+    with memoryview(body) as whole:
+        whole[:size] = whole[end - size : end]
+    del body[size:]
+    return texts
+
+
+def _head(size: int, fixed: int, short: int) -> int:
+    """Bytes that MessagePack puts in front of something of that size."""
+    return 1 if size <= fixed else 2 if size <= short else 3 if size <= 0xFFFF else 5  # noqa: PLR2004
 
 
 def _patch(texts: Texts, body: Text) -> list[Op]:

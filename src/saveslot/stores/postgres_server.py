@@ -62,6 +62,8 @@ PASSING = (
 )
 # What a pooler that does not know of prepared statements makes of them.
 STATEMENT_LOST = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
+# There are no tables, or none for us.
+MISSING = (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError, asyncpg.InsufficientPrivilegeError)
 
 
 class Server:
@@ -79,6 +81,7 @@ class Server:
         self._closed = False
         self.counters = Counters()
         self._trouble: Exception | None = None  # what the server last said to anybody, until it answers again
+        self._current = False  # the tables are known to be up to date
         self._opening: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beside: dict[asyncio.AbstractEventLoop, AsyncGenerator[Connection]] = {}
@@ -152,7 +155,8 @@ class Server:
                 # Not wait_for: up to Python 3.11 it may swallow a cancellation, and with it the deadline of the call.
                 async with asyncio.timeout(WELCOME):
                     connection = await connect(host, statement_cache_size=self._cache)
-                    pooled = self._cache > 0 and not await _settled(connection) and self._doubtful
+                    settled = self._cache > 0 and await self._settled(connection)
+                    pooled = self._cache > 0 and not settled and self._doubtful
             except asyncpg.ClientConfigurationError:  # no server was asked
                 raise
             except STATEMENT_LOST:
@@ -171,6 +175,14 @@ class Server:
             self._cache = 0
             return await self._connected()
         raise failed
+
+    async def _settled(self, connection: Connection) -> bool:
+        """The first time the same round trip tells whether the tables are up to date: who resumes waits for it."""
+        if not self._current:
+            self._current = await _settled(connection, f"{self.schema}.format where version = {len(migrations())}")
+            if self._current:
+                return True
+        return await _settled(connection)
 
     @property
     def keeps_state(self) -> bool:
@@ -261,6 +273,8 @@ class Server:
         return Unavailable(f"{self._shown} does not answer ({str(told) or type(told).__name__}); retry")
 
     async def _migrated(self, connection: Connection) -> None:
+        if self._current:
+            return
         scripts = migrations()
         with suppress(asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
             # One round trip, without preparing anything: who resumes in a new process waits for it.
@@ -298,17 +312,19 @@ class Server:
         return version
 
 
-async def _settled(connection: Connection) -> bool:
+async def _settled(connection: Connection, known: str = "(values (0)) t where true") -> bool:
     """Let our statements keep their plans: with partitions PostgreSQL would rather plan them anew each time.
 
     False if somebody stands between us and the server, so that another process answers than the one we were told of:
-    that one may be lent to others, and is left as it is.
+    that one may be lent to others, and is left as it is. Or if there is not what is `known`.
     """
     settled = f"""
         select set_config('plan_cache_mode', 'force_generic_plan', false)
-        where pg_backend_pid() = {connection.get_server_pid()}"""
+        from {known} and pg_backend_pid() = {connection.get_server_pid()}"""  # noqa: S608
     try:
         return await connection.execute(settled) == "SELECT 1"  # one round trip: nothing is prepared
+    except MISSING:
+        return False
     except BaseException:
         connection.terminate()
         raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -40,18 +40,15 @@ class Readers(Executor):
                 thread.join()
 
     def _run(self) -> None:
-        while (job := self._next()) is not None:
+        while (job := self._queue.get()) is not None:
             future, work = job
+            tell, told = future.cancelled, ()
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(work())
+                    tell, told = future.set_result, (work(),)
                 except BaseException as exc:  # noqa: BLE001  (it belongs to who waits)
-                    future.set_exception(exc)
-            del job, future, work  # or what was read lives until the next reading
-
-    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
-        try:
-            return self._queue.get_nowait()
-        except Empty:
+                    tell, told = future.set_exception, (exc,)
+            # First this: who hears of it and asks again at once needs no other thread.
             self._idle.release()
-            return self._queue.get()
+            tell(*told)
+            del job, future, work, tell, told  # or what was read lives until the next reading

@@ -8,7 +8,6 @@ every writer of the file until it goes on.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
@@ -42,14 +41,12 @@ from saveslot.log import (
 from saveslot.metrics import Counters
 from saveslot.model import PLAIN_KINDS, Kind
 from saveslot.stores.memory import LEFTOVER, clock
-from saveslot.stores.readers import Readers
-from saveslot.stores.sqlite_file import Uptime, connect, prepared, scrub, since_boot, snapshot, translated
+from saveslot.stores.sqlite_file import Uptime, connect, scrub, since_boot, snapshot, translated
+from saveslot.stores.sqlite_reader import Reader, Work
 from saveslot.stores.writer import Writer
 
 T = TypeVar("T")
 
-# Two readers: one may be deep in a long history while the other answers.
-READERS = 2
 # Other processes' appends are seen within this time; our own wake a watcher at once.
 POLL = 0.05
 
@@ -57,6 +54,10 @@ POLL = 0.05
 MANY, LARGE = 32, 256 * 1024
 # Pages that a file gives back at a time, after something was emptied or purged: 1 MB, in under 2 ms.
 SHRINK = 256
+# Heads, and entries whose frames together have so many bytes, are read in the event loop: less than a millisecond.
+FEW_HEADS, FEW_ENTRIES, FEW_BYTES = 8, 128, 1024 * 1024
+# A larger frame is read from its place into ours, without a copy in between: the rows of a query are such copies.
+WHOLE = 64 * 1024
 # So many rows share a statement: between two statements the thread may have to wait for the interpreter.
 TOGETHER = 64
 
@@ -81,6 +82,7 @@ where s.deleted_at is null
 ROW = 16  # columns of a session's row; those of an entry follow
 # With max() the columns beside it are those of that row.
 _WEIGHT = f"select cast(total({_SIZE}) as integer), max(seq), append_id from checkpoints where key = ?"  # noqa: S608
+_FRAMES = "select cast(total(length(frame)) as integer) from checkpoints where key = ? and seq between ? and ?"
 
 # The guard is the join: the entry before must be there, carry `prev`, and be no tombstone.
 _FOLLOW = """
@@ -152,9 +154,7 @@ class SqliteStore:
         self._clock = clock
         self._vfs = vfs
         self._uptime = uptime or since_boot
-        self._local = threading.local()
-        self._connections: list[apsw.Connection] = []
-        self._readers = Readers(READERS)
+        self._reader = Reader(path, vfs)
         self.counters = Counters()
         self._writer = Writer(lambda: connect(path, vfs), self._told, self._carried_out, self.counters)
         self._news: asyncio.Event | None = None  # if somebody waits for any
@@ -165,11 +165,7 @@ class SqliteStore:
         cls, path: str, clock: Callable[[], int] = clock, vfs: str | None = None, uptime: Uptime | None = None
     ) -> SqliteStore:
         store = cls(path, clock, vfs, uptime)
-        try:
-            await store._read(lambda _: None)  # the first reader makes the file, or brings it up to date
-        except BaseException:
-            store._readers.shutdown(wait=False)
-            raise
+        await store._reader.open()
         return store
 
     def _told(self) -> None:
@@ -177,18 +173,9 @@ class SqliteStore:
             self._news.set()
             self._news = None
 
-    async def _read(self, work: Callable[[apsw.Connection], T]) -> T:
-        def run() -> T:
-            with translated(self._path):
-                connection = getattr(self._local, "connection", None)
-                if connection is None:
-                    connection = self._local.connection = prepared(self._path, self._vfs)
-                    connection.pragma("query_only", 1)
-                    self._connections.append(connection)
-                return work(connection)
-
+    async def _read(self, work: Work[T], short: Work[bool] | None = None) -> T:
         self._check_open()
-        return await asyncio.get_running_loop().run_in_executor(self._readers, run)
+        return await self._reader.read(work, short)
 
     async def _write(self, work: Callable[[apsw.Connection], T], *, heavy: bool = False) -> T:
         self._check_open()
@@ -470,7 +457,7 @@ class SqliteStore:
                     found |= self._heads(connection, keys[start : start + TOGETHER])
                 return [found.get(ref) if isinstance(ref, bytes) else self._head(connection, ref) for ref in refs]
 
-        return await self._read(work)
+        return await self._read(work, _yes if len(refs) <= FEW_HEADS else None)
 
     def _heads(self, connection: apsw.Connection, keys: list[bytes]) -> dict[bytes, Head]:
         now, marks = self._clock(), ", ".join(["(?)"] * len(keys))
@@ -510,21 +497,31 @@ class SqliteStore:
         if name is not None:
             where += " and name = ?"
             values.append(name)
-        frame = "frame" if frames else "null"
-        if frames and largest is not None:
-            frame = f"case when length(frame) <= {largest:d} then frame end"
-        sql = f"select {_HEADER}, {frame}, {_SIZE} from checkpoints where {where} order by seq desc limit ?"  # noqa: S608
+        frame = f"case when length(frame) <= {WHOLE if largest is None else largest:d} then frame end"
+        sql = f"""
+            select {_HEADER}, {frame if frames else "null"}, {_SIZE}, feed, length(frame) > {WHOLE}
+            from checkpoints where {where} order by seq desc limit ?"""  # noqa: S608
+        apart = frames and largest is None
 
         def work(connection: apsw.Connection) -> list[Entry]:
             found: list[Entry] = []
-            for first, last in reversed(ranges):
-                limit = -1 if newest is None else newest - len(found)
-                rows = connection.execute(sql, (key, first, last, *values, limit))
-                found += [_entry(row) for row in rows]
+            with snapshot(connection):
+                for first, last in reversed(ranges):
+                    limit = -1 if newest is None else newest - len(found)
+                    for *row, feed, large in connection.execute(sql, (key, first, last, *values, limit)):
+                        entry = _entry(row)
+                        if large and apart:
+                            with connection.blob_open("main", "checkpoints", "frame", feed, False) as blob:  # noqa: FBT003
+                                entry.frame = blob.read()
+                        found.append(entry)
             found.reverse()
             return found
 
-        return await self._read(work)
+        def light(connection: apsw.Connection) -> bool:
+            return sum(connection.execute(_FRAMES, (key, *span)).get for span in ranges) <= FEW_BYTES
+
+        few = sum(last - first + 1 for first, last in ranges) <= FEW_ENTRIES
+        return await self._read(work, (light if frames else _yes) if few else None)
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         uptime = self._uptime()
@@ -608,9 +605,7 @@ class SqliteStore:
         if self._closed:
             return
         self._closed = True
-        await asyncio.get_running_loop().run_in_executor(None, self._readers.shutdown)
-        for connection in self._connections:
-            connection.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._reader.close)
         await self._writer.close()
 
 
@@ -618,6 +613,10 @@ def _shrink(connection: apsw.Connection) -> None:
     """Free pages are used again; when there are more of them than others, the file becomes smaller, a bit at a time."""
     if connection.pragma("freelist_count") * 2 > connection.pragma("page_count"):
         connection.execute(f"pragma incremental_vacuum({SHRINK})").fetchall()
+
+
+def _yes(_: apsw.Connection) -> bool:
+    return True
 
 
 async def _either(news: asyncio.Event, seconds: float) -> None:
