@@ -37,7 +37,7 @@ Batch = list[Job]
 Result = tuple["asyncio.Future[Any]", Any, BaseException | None]
 
 # While commits take less than this, by a moving average, they run in the event loop: a large state is encoded as long.
-QUICK = 0.002
+QUICK = 0.004
 # How much one commit counts in that average, and at most so many seconds of it.
 SHARE, STALL = 0.125, 8 * QUICK
 # Lone jobs are committed where they are for so long; then the loop must go round before the next one.
@@ -46,8 +46,9 @@ TURN = 0.001
 MAX_BATCH = 256
 # How long a batch waits for another process's commit. A process stopped inside a commit looks like that.
 PATIENCE = 30.0
-# Pages in the WAL (4 KB each) before they are copied into the file; SQLite's own default.
-WAL_PAGES = 1000
+# Pages in the WAL (4 KB each) before they are copied into the file. SQLite's own default, 1,000, copies and syncs more:
+# many sessions at once write the same pages of the index again and again.
+WAL_PAGES = 4000
 
 
 class Writer:
