@@ -34,6 +34,24 @@ def fresh_key() -> bytes:
     return (time.time_ns() // 1_000_000).to_bytes(6, "big") + bytes(tail)
 
 
+# Random numbers drawn in advance: the system takes longer to give one than it takes to hash a kilobyte.
+_drawn: list[int] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drawn.clear)
+
+
+def fresh_append_id() -> bytes:
+    """Who writes an entry: 16 random bytes. Mixed with the clock, so that a machine which was copied while it ran does
+    not write under the ids of its copy.
+    """
+    while True:
+        try:
+            return (_drawn.pop() ^ time.time_ns()).to_bytes(16)
+        except IndexError:
+            more = os.urandom(16 * 256)
+            _drawn.extend([int.from_bytes(more[at : at + 16]) for at in range(0, len(more), 16)])
+
+
 def fresh_id() -> str:
     return str(UUID(bytes=fresh_key()))
 
@@ -262,7 +280,7 @@ class Staged:
 
     kind: Kind
     checkpoint: SessionCheckpoint
-    append_id: bytes = field(default_factory=lambda: os.urandom(16))
+    append_id: bytes = field(default_factory=fresh_append_id)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ named. A slot whose append was refused is forgotten, and the next caller loads a
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from saveslot.codec.frame import PATCH
 from saveslot.errors import Conflict, Corrupt, HistoryLost, LeaseLost, NotFound, SaveslotError
 from saveslot.lifecycle import SessionState
 from saveslot.log import Entry, Group, Head, Outcome, Row, Verdict, Worker
-from saveslot.model import DATA_KINDS, Data, Kind, as_data
+from saveslot.model import DATA_KINDS, Data, Kind, as_data, fresh_append_id
 from saveslot.settling import CALLER, Caller
 from saveslot.stores import Store
 from saveslot.timeline import C, Range, Timeline, merged, needed, note_of
@@ -207,7 +206,7 @@ class Draft:
         note: bytes | None = None,
     ) -> Entry:
         seq, _, _, fence, lease, data_seq, about_seq, _, _ = self.at
-        append_id = append_id or os.urandom(16)
+        append_id = append_id or fresh_append_id()
         return Entry(
             seq + 1, append_id, kind, name, at, sign, 0, fence, lease, data_seq, about_seq, b"", b"", note
         )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import cast
 
 from saveslot.errors import Unavailable
 from saveslot.log import Group, Verdict
+from saveslot.loops import running
 from saveslot.metrics import Counters
 
 # Two batches at a time: while one waits for its sync the next is planned. A third brought nothing.
@@ -36,7 +37,7 @@ class Batches:
 
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
         """Cancelling abandons the answers; what was handed over is written all the same."""
-        loop = asyncio.get_running_loop()
+        loop = running()
         now = loop.time()
         if len(groups) == 1:
             if not (self._under_way or self._waiting or self._crowd):
@@ -65,7 +66,7 @@ class Batches:
             return await self._land([group])
         except asyncio.CancelledError:
             # Nobody knows how far it came. Sent again it lands, or finds itself there.
-            nobody: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+            nobody: asyncio.Future[Verdict] = running().create_future()
             nobody.cancel()
             self._waiting.insert(0, (group, nobody, began))
             raise
@@ -79,7 +80,7 @@ class Batches:
         """A lane takes its batch when its turn comes: those who were woken together are there by then."""
         while self._under_way < LANES and len(self._waiting) > len(self._starting) * WORTH_SPLITTING:
             self._under_way += 1
-            lane = asyncio.ensure_future(self._run())
+            lane = running().create_task(self._run())
             self._starting.add(lane)
             self._lanes.add(lane)  # the event loop alone would forget it
             lane.add_done_callback(self._ended)
@@ -121,13 +122,13 @@ class Batches:
 
     async def _run(self) -> None:
         batch = self._next()
-        self._starting.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+        self._starting.discard(cast("asyncio.Task[None]", asyncio.current_task(running())))
         groups = [item[0] for item in batch]
         if batch:
             self._crowd = len(batch) > 1
             self._counters.batches.add(len(batch))
             self._start()
-        began = asyncio.get_running_loop().time()
+        began = running().time()
         try:
             verdicts = await self._land(groups) if batch else []
         except Exception as exc:  # noqa: BLE001  (each caller gets it)
@@ -141,7 +142,7 @@ class Batches:
 
     def _behind(self, began: float) -> list[Waiting]:
         """Take out who waited behind a batch most of the time that it took: nobody waits so long again and again."""
-        came = (began + asyncio.get_running_loop().time()) / 2
+        came = (began + running().time()) / 2
         behind = [item for item in self._waiting if item[2] <= came]
         self._waiting = [item for item in self._waiting if item[2] > came]
         return behind

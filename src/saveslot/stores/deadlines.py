@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
+from saveslot.loops import running
+
 
 class Deadlines:
     def __init__(self) -> None:
@@ -27,11 +29,11 @@ class Deadlines:
     def _wake(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(when, self._look)
+        self._timer = running().call_at(when, self._look)
 
     def _look(self) -> None:
         self._timer = None
-        now = asyncio.get_running_loop().time()
+        now = running().time()
         for one in [one for one in self._open if one.when <= now]:
             self.end(one)
             one.expire()
@@ -47,11 +49,12 @@ class Within:
         self.expired = False
 
     def __enter__(self) -> None:
-        task = asyncio.current_task()
+        loop = running()
+        task = asyncio.current_task(loop)
         if self._seconds is None or task is None:
             return
         self._task, self._cancelling = task, task.cancelling()
-        self.when = asyncio.get_running_loop().time() + self._seconds
+        self.when = loop.time() + self._seconds
         self._among.begin(self)
 
     def expire(self) -> None:

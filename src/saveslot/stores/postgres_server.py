@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 import asyncpg
 
 from saveslot.errors import InvalidInput, SaveslotError, Unavailable
+from saveslot.loops import running
 from saveslot.metrics import Counters
 from saveslot.stores import postgres_partitions, shown
 from saveslot.stores.deadlines import Deadlines
@@ -242,7 +243,7 @@ class Server:
             raise
 
     async def _within(self, work: Awaitable[T], within: float | None = None) -> T:
-        deadlines = self._deadlines if asyncio.get_running_loop() is self._loop else Deadlines()
+        deadlines = self._deadlines if running() is self._loop else Deadlines()
         try:
             with deadlines.within(PATIENCE if within is None else min(PATIENCE, max(BEAT, within))):
                 return await work

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import apsw
 
+from saveslot.loops import running
 from saveslot.metrics import Counters
 
 Work = Any  # something that `CarriedOut` understands
@@ -46,9 +47,9 @@ TURN = 0.001
 MAX_BATCH = 256
 # How long a batch waits for another process's commit. A process stopped inside a commit looks like that.
 PATIENCE = 30.0
-# Pages in the WAL (4 KB each) before they are copied into the file. SQLite's own default, 1,000, copies and syncs more:
-# many sessions at once write the same pages of the index again and again.
-WAL_PAGES = 4000
+# Pages in the WAL (4 KB each) before they are copied into the file; SQLite's own default. With 4,000 fewer are copied,
+# and commits are slower for longer: as long as the file of the WAL still grows.
+WAL_PAGES = 1000
 
 
 class Writer:
@@ -82,7 +83,7 @@ class Writer:
 
     def submit(self, work: Work, *, single: bool = False, heavy: bool = False) -> asyncio.Future[Any]:
         """Run in the next transaction. Cancelling the future abandons the answer; the work is done all the same."""
-        loop = asyncio.get_running_loop()
+        loop = running()
         answer: asyncio.Future[Any] = loop.create_future()
         job = Job(work, answer, single, heavy)
         if self._lone and not self._forming and self._in_time(loop) and self._here([job], loop):
