@@ -26,20 +26,17 @@ from saveslot.errors import Corrupt, KeyMissing, SaveslotError
 from saveslot.log import (
     Counts,
     Entry,
-    Event,
     Group,
     Head,
     Outcome,
-    Place,
     Query,
     Ref,
     Row,
-    Sign,
     Verdict,
-    Worker,
 )
 from saveslot.model import OWNER_KINDS, Kind
 from saveslot.stores.chained import ChainedStore
+from saveslot.stores.passing import PassingStore
 
 # Their notes say nothing of what the agent does: which worker held the session, or nothing at all.
 OPEN_KINDS = OWNER_KINDS | {Kind.TOMBSTONE, Kind.SKIPPED}
@@ -63,9 +60,12 @@ class Locked(NamedTuple):
     wrapped: bytes = b""
 
 
-class SealedStore:
+class SealedStore(PassingStore):
+    """Rows that `find` shows and bodies that `empty` takes are as stored; what a session is about is in its head."""
+
     def __init__(self, store: ChainedStore, keyring: Keyring | None = None) -> None:
-        self._inner = store
+        super().__init__(store)
+        self._stored = store
         self._keyring = keyring
         self._known: dict[bytes, Opened | Locked | None] = {}  # None: not sealed
 
@@ -76,7 +76,7 @@ class SealedStore:
     @property
     def stored(self) -> ChainedStore:
         """The same as it lies there, sealed."""
-        return self._inner
+        return self._stored
 
     def keyring_of(self, key: bytes) -> Keyring | None:
         """The keys that a session is sealed with; None for one that is not."""
@@ -234,12 +234,6 @@ class SealedStore:
             raise _again(known.why)
         return [_unsealed(entry, known.cipher) for entry in found] if isinstance(known, Opened) else found
 
-    # As they are
-
-    async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
-        """Rows as stored: whoever wants what they are about asks for their heads."""
-        return await self._inner.find(query, after, limit)
-
     async def count(self, query: Query, sample: int = 0) -> Counts:
         """Failures in a sample are open; those of sessions whose key we have not stay shut."""
         counts = await self._inner.count(query, sample)
@@ -251,29 +245,6 @@ class SealedStore:
             if isinstance(known := self._known.get(key), Opened):
                 _unsealed(entry, known.cipher)
         return counts
-
-    async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
-        return await self._inner.beat(signs, worker)
-
-    async def events(
-        self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
-    ) -> tuple[list[Event], str]:
-        return await self._inner.events(namespace, after, key, limit=limit, wait=wait)
-
-    async def empty(
-        self, key: bytes, seqs: Sequence[int], *, notes: bool = False, body: tuple[bytes, bytes] | None = None
-    ) -> int:
-        """`body` as stored: as `find` shows it."""
-        return await self._inner.empty(key, seqs, notes=notes, body=body)
-
-    async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
-        return await self._inner.purge(keys, seen)
-
-    async def tend(self) -> None:
-        await self._inner.tend()
-
-    async def close(self) -> None:
-        await self._inner.close()
 
 
 def _again(why: SaveslotError) -> SaveslotError:

@@ -21,22 +21,16 @@ from struct import Struct
 from msgspec.structs import replace
 
 from saveslot.log import (
-    Counts,
     Entry,
-    Event,
     Group,
     Head,
     Outcome,
-    Place,
-    Query,
     Ref,
-    Row,
-    Sign,
     Verdict,
-    Worker,
 )
 from saveslot.model import Kind
-from saveslot.stores import Store, Tended
+from saveslot.stores import Store
+from saveslot.stores.passing import PassingStore
 
 LINK = 16
 DIGEST = 32
@@ -103,9 +97,9 @@ def misfit(key: bytes, entries: Sequence[Entry]) -> tuple[int, str] | None:
     return None
 
 
-class ChainedStore:
+class ChainedStore(PassingStore):
     def __init__(self, store: Store) -> None:
-        self._inner = store
+        super().__init__(store)
         self._tips: dict[bytes, Tip] = {}
 
     @property
@@ -179,35 +173,6 @@ class ChainedStore:
             key, ranges, kinds=kinds, name=name, newest=newest, frames=frames, largest=largest
         )
         return [_bare(entry) for entry in found]
-
-    async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
-        return await self._inner.find(query, after, limit)
-
-    async def count(self, query: Query, sample: int = 0) -> Counts:
-        return await self._inner.count(query, sample)
-
-    async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
-        return await self._inner.beat(signs, worker)
-
-    async def events(
-        self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
-    ) -> tuple[list[Event], str]:
-        return await self._inner.events(namespace, after, key, limit=limit, wait=wait)
-
-    async def empty(
-        self, key: bytes, seqs: Sequence[int], *, notes: bool = False, body: tuple[bytes, bytes] | None = None
-    ) -> int:
-        return await self._inner.empty(key, seqs, notes=notes, body=body)
-
-    async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
-        return await self._inner.purge(keys, seen)
-
-    async def tend(self) -> None:
-        if isinstance(self._inner, Tended):
-            await self._inner.tend()
-
-    async def close(self) -> None:
-        await self._inner.close()
 
 
 def _chained(group: Group, tip: Tip) -> Group:

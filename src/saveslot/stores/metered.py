@@ -9,7 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from saveslot.log import Counts, Entry, Event, Group, Head, Outcome, Place, Query, Ref, Row, Sign, Verdict, Worker
 from saveslot.metrics import Calls, Counters
-from saveslot.stores import Store, Tended
+from saveslot.stores import Store
+from saveslot.stores.passing import PassingStore
 
 READS = ("heads", "entries", "find", "count")
 APPENDED = Outcome.APPENDED
@@ -41,9 +42,9 @@ class Telling(Store, Protocol):
     def metrics(self) -> dict[str, Any]: ...
 
 
-class MeteredStore:
+class MeteredStore(PassingStore):
     def __init__(self, store: Store) -> None:
-        self._store = store
+        super().__init__(store)
         # A store counts what only it sees, if it does.
         self._inside: Counters = getattr(store, "counters", None) or Counters()
         self._append, self._beat, self._renewal, self._watch = Calls(), Calls(), Calls(), Calls()
@@ -82,7 +83,7 @@ class MeteredStore:
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
         start = perf_counter_ns()
         try:
-            verdicts = await self._store.append(groups)
+            verdicts = await self._inner.append(groups)
         except Exception:
             self._append.errors += 1
             raise
@@ -99,7 +100,7 @@ class MeteredStore:
 
     async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
         with Timed(self._reads["heads"]):
-            return await self._store.heads(refs)
+            return await self._inner.heads(refs)
 
     async def entries(
         self,
@@ -113,7 +114,7 @@ class MeteredStore:
         largest: int | None = None,
     ) -> list[Entry]:
         with Timed(self._reads["entries"]):
-            found = await self._store.entries(
+            found = await self._inner.entries(
                 key, ranges, kinds=kinds, name=name, newest=newest, frames=frames, largest=largest
             )
         if frames:
@@ -122,21 +123,21 @@ class MeteredStore:
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         with Timed(self._reads["find"]):
-            return await self._store.find(query, after, limit)
+            return await self._inner.find(query, after, limit)
 
     async def count(self, query: Query, sample: int = 0) -> Counts:
         with Timed(self._reads["count"]):
-            return await self._store.count(query, sample)
+            return await self._inner.count(query, sample)
 
     async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
         with Timed(self._beat if worker is None else self._renewal):  # renewals come from a thread of their own
-            return await self._store.beat(signs, worker)
+            return await self._inner.beat(signs, worker)
 
     async def events(
         self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
     ) -> tuple[list[Event], str]:
         with Timed(self._watch):
-            found = await self._store.events(namespace, after, key, limit=limit, wait=wait)
+            found = await self._inner.events(namespace, after, key, limit=limit, wait=wait)
         self._wakeups += bool(found[0])
         return found
 
@@ -144,18 +145,11 @@ class MeteredStore:
         self, key: bytes, seqs: Sequence[int], *, notes: bool = False, body: tuple[bytes, bytes] | None = None
     ) -> int:
         with Timed(self._others["empty"]):
-            return await self._store.empty(key, seqs, notes=notes, body=body)
+            return await self._inner.empty(key, seqs, notes=notes, body=body)
 
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
         with Timed(self._others["purge"]):
-            return await self._store.purge(keys, seen)
-
-    async def tend(self) -> None:
-        if isinstance(self._store, Tended):
-            await self._store.tend()
-
-    async def close(self) -> None:
-        await self._store.close()
+            return await self._inner.purge(keys, seen)
 
 
 def metered(store: Store) -> Telling:

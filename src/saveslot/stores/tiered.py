@@ -21,23 +21,16 @@ from typing import Any
 
 from saveslot.errors import Unavailable
 from saveslot.log import (
-    Counts,
     Entry,
     Event,
     Group,
-    Head,
     Outcome,
-    Place,
-    Query,
-    Ref,
-    Row,
-    Sign,
     Verdict,
-    Worker,
 )
-from saveslot.stores import Store, Tended
+from saveslot.stores import Store
 from saveslot.stores.hot import LARGE, HotMetrics, HotTier
 from saveslot.stores.metered import metered
+from saveslot.stores.passing import PassingStore
 
 # Bytes of a frame that the database sends along. PostgreSQL moves what makes a row longer than 2 KB to another place.
 SMALL = 2048
@@ -48,12 +41,13 @@ SPAN = 4096
 LAZY, QUICK, LONG = 0.25, 0.01, 1.0
 
 
-class TieredStore:
+class TieredStore(PassingStore):
     def __init__(self, durable: Store, client: Any, ttl: float = 24 * 3600, *, own: bool = False) -> None:
         """`client`: an asyncio one of the `valkey` or `redis` package; it stays open unless it is the store's `own`.
         `ttl`: seconds that a copy lives.
         """
         self._durable = metered(durable)
+        super().__init__(self._durable)
         self._hot = HotTier(client, ttl, own=own)
 
     @classmethod
@@ -75,9 +69,6 @@ class TieredStore:
                 self._hot.fill(group.key, [entry for entry in group.entries if len(entry.frame or b"") > SMALL])
                 self._hot.tell()
         return verdicts
-
-    async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
-        return await self._durable.heads(refs)
 
     async def entries(
         self,
@@ -111,15 +102,6 @@ class TieredStore:
             return await ask(key, ranges, kinds=kinds, name=name, newest=newest)
         self._hot.fill(key, rest.values(), over=copies.keys() & rest.keys())
         return [rest.get(entry.seq, entry) for entry in found]
-
-    async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
-        return await self._durable.find(query, after, limit)
-
-    async def count(self, query: Query, sample: int = 0) -> Counts:
-        return await self._durable.count(query, sample)
-
-    async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
-        return await self._durable.beat(signs, worker)
 
     async def events(
         self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
@@ -160,10 +142,6 @@ class TieredStore:
         for key, count in zip(keys, counts, strict=True):
             await self._hot.bury(key, range(1, count + 1))  # rows stay until the purge: it removed exactly these
         return counts
-
-    async def tend(self) -> None:
-        if isinstance(self._durable, Tended):
-            await self._durable.tend()
 
     async def close(self) -> None:
         await self._hot.close()
