@@ -42,11 +42,16 @@ class Chain:
 
     def damage(self, entry: Entry) -> str | None:
         """What is wrong with an entry, as far as those before it tell; None for nothing."""
+        wrong = None if not entry.recipe or self._sealed else self._frame(entry)
         try:
             if entry.note is not None:
                 unseal(entry.note)
-            if not entry.recipe or self._sealed:
-                return None
+        except Corrupt as exc:
+            return exc.reason
+        return wrong
+
+    def _frame(self, entry: Entry) -> str | None:
+        try:
             ranges = codec.Recipe.unpack(entry.recipe).ranges
         except Corrupt as exc:
             return exc.reason
