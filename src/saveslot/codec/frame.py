@@ -39,11 +39,6 @@ BIT = 16 * 1024
 MAX_RAW = 256 * 1024 * 1024
 
 
-# Freed at once, and never touched. glibc gives pieces of more than 128 KB back to the system as soon as they are free,
-# and has each new one cleared page by page, until one as large was freed: so it is told at the beginning what is usual.
-bytes(4 * 1024 * 1024)
-
-
 class _Compressors(local):
     """One per thread, kept: making one costs more than compressing a kilobyte."""
 
