@@ -39,7 +39,8 @@ ODD_KEYS = [
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 keys = st.sampled_from(ODD_KEYS) | text
-zones = st.none() | st.builds(timezone, st.timedeltas(timedelta(hours=-23), timedelta(hours=23)))
+offsets = st.timedeltas(timedelta(hours=-23), timedelta(hours=23))
+zones = st.none() | st.builds(timezone, offsets.filter(lambda off: not off or abs(off) >= timedelta(seconds=1)))
 moments = st.builds(lambda at, fold: at.replace(fold=fold), st.datetimes(timezones=zones), st.sampled_from([0, 1]))
 leaves = (
     st.none()
@@ -199,6 +200,7 @@ REFUSED = {
     "a class": (Shape, "", "EnumType"),
     "nanoseconds": (Nanoseconds(2026, 1, 2), "", "Nanoseconds"),
     "no time": (NotATime(2026, 1, 2), "", "NotATime"),
+    "a tiny offset": (datetime(2026, 1, 2, tzinfo=timezone(timedelta(microseconds=1))), "", "less than a second"),
     "itself": (itself, "[0]" * 99, "contains itself"),
     "too deep": (nested(100), "[0]" * 99, "nested deeper"),
     "two keys of one text": ({"quiet": 1, type("S", (str,), {"__hash__": lambda _: 0})("quiet"): 2}, "", "two keys"),

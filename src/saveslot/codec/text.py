@@ -257,14 +257,16 @@ def _surrogate(value: str) -> int | None:
 def _moment(value: datetime, path: str, trail: list[str | int]) -> tuple[str, *tuple[int, ...]]:
     """Its ISO text, and a 1 behind it for the second of two equal hours where no offset tells them apart."""
     text = value.isoformat()
-    if type(value) is not datetime:  # another library's, perhaps with nanoseconds, or no time at all
-        try:
-            exact = datetime.fromisoformat(text).isoformat() == text
-        except ValueError:
-            exact = False
-        if not exact:
-            reason = f"is a {type(value).__name__} that a datetime with microseconds cannot hold"
-            raise InvalidInput(place(path, trail), reason)
+    try:
+        exact = datetime.fromisoformat(text).isoformat() == text
+    except ValueError:
+        exact = False
+    if not exact:
+        # Another library's, perhaps with nanoseconds, or no time at all; or what Python itself reads back as UTC.
+        reason = f"is a {type(value).__name__} that a datetime with microseconds cannot hold"
+        if type(value) is datetime:
+            reason = "is a datetime whose offset, of less than a second, cannot be read back"
+        raise InvalidInput(place(path, trail), reason)
     return (text, 1) if value.fold and value.utcoffset() is None else (text,)
 
 
