@@ -22,8 +22,9 @@ from saveslot.thinning import SessionThinner
 # Sessions that are looked for together; entries and bytes that are removed together: a writer waits for no more than a
 # few milliseconds (for longer only where a single session is larger).
 BATCH, ENTRIES, LARGE = 250, 1500, 2_000_000
-# Behind each removal others have the store for themselves, for so many times as long as that took.
-REST = 2.0
+# Behind each removal others have the store for themselves, for so many times as long as that took; for longer where nobody
+# else could write meanwhile.
+REST, SERIAL_REST = 3.0, 4.5
 # How long a deleted session can still be looked into, by whoever has the database.
 TOMBSTONES = timedelta(days=7)
 
@@ -110,7 +111,7 @@ class SessionCollector(SessionThinner):
     async def _collected(self, rows: list[Row], *, ended: bool) -> list[Row]:
         """Those that are gone now; of ended ones not those that somebody wrote to since they were found."""
         gone: list[Row] = []
-        clock = asyncio.get_running_loop().time
+        clock, rest = asyncio.get_running_loop().time, SERIAL_REST if self._store.serial else REST
         for part in _parts(rows):
             start = clock()
             keys = [row.key for row in part]
@@ -118,7 +119,7 @@ class SessionCollector(SessionThinner):
             gone += (done := [row for row, count in zip(part, counts, strict=True) if count])
             for row in done if ended else ():
                 self._slots.forget(self._slots.get(row.session_id))
-            await asyncio.sleep(REST * (clock() - start))
+            await asyncio.sleep(rest * (clock() - start))
         return gone
 
 

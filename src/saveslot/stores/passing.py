@@ -12,6 +12,11 @@ class PassingStore:
     def __init__(self, store: Store) -> None:
         self._inner = store
 
+    @property
+    def serial(self) -> bool:
+        """True when only one can write at a time, whatever they write to."""
+        return getattr(self._inner, "serial", False)
+
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
         return await self._inner.append(groups)
 

@@ -147,6 +147,8 @@ _GONE = "(dead or boot <> ? or expires + ? <= ?)"
 
 
 class SqliteStore:
+    serial = True  # one writer of the file at a time
+
     def __init__(
         self, path: str, clock: Callable[[], int] = clock, vfs: str | None = None, uptime: Uptime | None = None
     ) -> None:

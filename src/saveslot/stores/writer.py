@@ -241,7 +241,7 @@ class Writer:
         if time.monotonic() >= self._patience:
             return False
         self._counters.retries += not tries
-        time.sleep(random.uniform(0.0002, min(0.001 * (tries + 1), 0.01)))  # noqa: S311  (jitter)
+        time.sleep(random.uniform(0.0001, min(0.0005 * (tries + 1), 0.002)))  # noqa: S311  (jitter)
         return True
 
     def _grown(self, _connection: apsw.Connection, _database: str, pages: int) -> int:
