@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from time import perf_counter
 from typing import Any, Protocol
 
 import apsw
 import msgspec
 
 import saveslot
-from saveslot.benchmark import Message, State
+from saveslot.benchmark import POOL, Message, Series, Sizes, State, message
 
 
 class Book(Protocol):
@@ -112,6 +113,20 @@ def raw(book: type[FloorBook]) -> Open:
     return opened
 
 
+def grouped(connection: apsw.Connection, sizes: Sizes) -> Series:
+    """What SQLite can do when 64 callers share a commit."""
+    pool = [message(n, sizes.small_bytes) for n in range(POOL)]
+    ms: list[float] = []
+    for n in range(sizes.each):
+        start = perf_counter()
+        with connection:
+            for session in range(sizes.sessions):
+                row = (session, msgspec.json.encode(pool[(session + n) % POOL]))
+                connection.execute("insert into rows (session, body) values (?, ?)", row)
+        ms += [(perf_counter() - start) * 1000] * sizes.sessions
+    return Series(ms, sum(ms) / sizes.sessions / 1000)
+
+
 # Peers
 
 
@@ -172,7 +187,8 @@ async def langgraph(path: str, _sessions: int) -> AsyncGenerator[Book]:
         yield LangGraphBook(saver, empty_checkpoint)
 
 
-SAVESLOT, APPEND, FLOOR = "Saveslot", "Saveslot append=", "raw apsw loop"
+SAVESLOT, APPEND = "Saveslot", "Saveslot append="
+FLOOR, GROUPED = "raw apsw loop", "raw apsw loop, 64 rows a commit"
 BARE, STANDARD = "bare JSON blob, msgspec", "bare JSON blob, json.loads"
 OPENAI, LANGGRAPH = "OpenAI Agents SQLiteSession", "LangGraph AsyncSqliteSaver"
 
@@ -180,6 +196,7 @@ CONTENDERS: dict[str, Open] = {
     SAVESLOT: saveslot_as(SaveslotBook),
     APPEND: saveslot_as(AppendingBook),
     FLOOR: raw(FloorBook),
+    GROUPED: raw(FloorBook),
     BARE: raw(BareBook),
     STANDARD: raw(StandardBook),
     OPENAI: openai_agents,

@@ -1,7 +1,11 @@
-"""What only a fresh process can tell: import time, a first resume, memory. Prints one JSON number or list.
+"""What only a fresh process can tell: import time, a first resume, memory, and how quick a contender is by itself.
 
 python -m bench.fresh resume CONTENDER FILE
+python -m bench.fresh small CONTENDER FILE SIZES
+python -m bench.fresh crowd CONTENDER FILE SIZES
 python -m bench.fresh walk FILE EVERY
+
+It prints JSON; SIZES is JSON too.
 """
 
 from __future__ import annotations
@@ -17,12 +21,21 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import msgspec
+
+from saveslot.benchmark import Series, Sizes, at_once, one_by_one
+
 ROOT = Path(__file__).parent.parent
 
 
 def ask(*arguments: str) -> Any:
     """Run this module in a new process; what it printed."""
     return printed("-m", "bench.fresh", *arguments)
+
+
+def series(shape: str, contender: str, path: str, sizes: Sizes) -> Series:
+    """B ("small") or C ("crowd") by a new process."""
+    return msgspec.convert(ask(shape, contender, path, msgspec.json.encode(sizes).decode()), Series)
 
 
 def printed(*arguments: str) -> Any:
@@ -44,8 +57,32 @@ def _printed(*arguments: str) -> bytes:
 
 async def resume_ms(contender: str, path: str) -> float:
     """Open, read, decode. Imports are not counted: for one contender they take longer than everything else."""
-    from bench import servers
-    from bench.contenders import CONTENDERS, LANGGRAPH, OPENAI
+    from bench.contenders import CONTENDERS
+
+    import_used(contender)
+    settle()
+    return await timed_resume(CONTENDERS[contender], path)
+
+
+async def saved(shape: str, contender: str, path: str, sizes: Sizes) -> Series:
+    """B or C, after a little of the same in the same book: what is only done once is not counted."""
+    from bench.contenders import CONTENDERS, GROUPED, grouped
+
+    async def save(book: Any, sizes: Sizes) -> Series:
+        if contender == GROUPED:
+            return grouped(book.connection, sizes)
+        return await (one_by_one if shape == "small" else at_once)(book.save, sizes, quiet)
+
+    import_used(contender)
+    async with CONTENDERS[contender](path, 1 if shape == "small" else sizes.sessions) as book:
+        await save(book, msgspec.structs.replace(sizes, small=50, each=3))
+        settle()
+        return await save(book, sizes)
+
+
+def import_used(contender: str) -> None:
+    from bench import servers  # which also adds its contenders to the others
+    from bench.contenders import LANGGRAPH, OPENAI
 
     used = {
         OPENAI: ["agents"],
@@ -56,10 +93,15 @@ async def resume_ms(contender: str, path: str) -> float:
     }
     for module in used.get(contender, ["saveslot.opening", "saveslot.stores.sqlite"]):
         import_module(module)
-    # Nor is what they left to the collector: it would look through it in somebody's decoding, whoever comes there then.
+
+
+def settle() -> None:
+    """What imports left to the collector is not counted either: it would look through it in somebody's decoding."""
     gc.collect()
     gc.freeze()
-    return await timed_resume(CONTENDERS[contender], path)
+
+
+def quiet(*_: object) -> None: ...
 
 
 async def timed_resume(opened: Any, path: str) -> float:
@@ -99,6 +141,9 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["resume", contender, path]:
             print(json.dumps(asyncio.run(resume_ms(contender, path))))
+        case [("small" | "crowd") as shape, contender, path, sizes]:
+            found = asyncio.run(saved(shape, contender, path, msgspec.json.decode(sizes, type=Sizes)))
+            print(msgspec.json.encode(found).decode())
         case ["walk", path, every]:
             print(json.dumps(asyncio.run(walked(path, int(every)))))
         case _:

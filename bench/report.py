@@ -31,6 +31,7 @@ def written(results: Results, sizes: Sizes, facts: list[tuple[str, str]], day: s
         table(LONG_HEAD, long_rows(results)),
         "## B and C. Small checkpoints",
         f"{sizes.small_bytes:,} bytes each. B: one session, one after another. C: {sizes.sessions} sessions at once.",
+        ALONE,
         table(("B", "per second", "p50 ms", "p99 ms", "of the raw loop"), small_rows(results.small, FLOOR)),
         table(("C", "per second", "p50 ms", "p99 ms", "of OpenAI's"), small_rows(results.crowd, OPENAI)),
         "## D. Resume",
@@ -67,6 +68,7 @@ def written(results: Results, sizes: Sizes, facts: list[tuple[str, str]], day: s
 READING = """\
 Figures are medians, in brackets the lowest and highest. Differences under 1.5x mean little; with a load above the
 number of cores, larger ones do not mean much either."""
+ALONE = "Each run has a process of its own, which imports no other peer and saves a few checkpoints before it counts."
 OWNING = """\
 One session taken and let go; many held in one process for 11 seconds; then another worker claims them, of 20 entries
 each."""
@@ -79,7 +81,7 @@ one process while another saves small checkpoints; its rate before and after is 
 LONG_HEAD = ("", "handed over", "total s", "p50 ms first → last", "p99 ms last", "KB a checkpoint", "checkpoints/s")
 SERVERS = """\
 PostgreSQL 18 and Valkey 9.1 on the same machine and cores, with their default settings: fsync and synchronous_commit
-on. The shapes are those of A to D."""
+on. The shapes are those of A to D; again each run of B and C has a process of its own."""
 LONG_SERVER_HEAD = ("A", "total s", "p50 ms first → last", "p99 ms last", "KB a checkpoint", "KB of WAL")
 NOTES = """\
 - Everybody writes to the same disk, in a file of its own. Saveslot and the raw loop: WAL, synchronous=FULL.

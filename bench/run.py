@@ -10,18 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 
-import apsw
 import msgspec
 
 import saveslot
 from bench import fresh, servers
-from bench.contenders import APPEND, BARE, CONTENDERS, FLOOR, LANGGRAPH, OPENAI, SAVESLOT, STANDARD
+from bench.contenders import APPEND, BARE, CONTENDERS, FLOOR, GROUPED, LANGGRAPH, OPENAI, SAVESLOT, STANDARD
 from bench.servers import rotated
-from saveslot.benchmark import POOL, QUICK, Series, Sizes, at_once, long_session, message, one_by_one
+from saveslot.benchmark import QUICK, Series, Sizes, long_session, message
 
-GROUPED = "raw apsw loop, 64 rows a commit"
 LONG = (SAVESLOT, APPEND, FLOOR, OPENAI, LANGGRAPH)
 SMALL = (SAVESLOT, FLOOR, OPENAI, LANGGRAPH)
 CROWD = (SAVESLOT, GROUPED, OPENAI, LANGGRAPH)
@@ -102,11 +99,11 @@ def warm_up(folder: Path) -> None:
 def small(folder: Path, sizes: Sizes, results: Results, first: int) -> None:
     for name in rotated(SMALL, first):
         with database(folder) as path:
-            results.small[name].append(asyncio.run(small_ones(name, path, sizes)))
+            results.small[name].append(fresh.series("small", name, path, sizes))
+    fewer = msgspec.structs.replace(sizes, each=max(10, sizes.each // 4))  # a peer takes as long for them
     for name in rotated(CROWD, first):
         with database(folder) as path:
-            found = grouped(path, sizes) if name == GROUPED else asyncio.run(a_crowd(name, path, sizes))
-            results.crowd[name].append(found)
+            results.crowd[name].append(fresh.series("crowd", name, path, fewer if name in PEERS else sizes))
 
 
 def long(folder: Path, sizes: Sizes, results: Results, first: int) -> None:
@@ -125,43 +122,13 @@ def long(folder: Path, sizes: Sizes, results: Results, first: int) -> None:
 
 async def a_long_session(name: str, path: str, sizes: Sizes) -> Series:
     async with CONTENDERS[name](path, 1) as book:
-        return await long_session(book.save, sizes, quiet)
-
-
-async def small_ones(name: str, path: str, sizes: Sizes) -> Series:
-    async with CONTENDERS[name](path, 1) as book:
-        return await one_by_one(book.save, sizes, quiet)
-
-
-async def a_crowd(name: str, path: str, sizes: Sizes) -> Series:
-    each = sizes.each if name == SAVESLOT else max(10, sizes.each // 4)  # a peer takes as long for fewer
-    async with CONTENDERS[name](path, sizes.sessions) as book:
-        return await at_once(book.save, msgspec.structs.replace(sizes, each=each), quiet)
+        return await long_session(book.save, sizes, fresh.quiet)
 
 
 async def one_blob(name: str, path: str, sizes: Sizes) -> None:
     state = {"messages": [message(n, sizes.turn_bytes) for n in range(sizes.turns)]}
     async with CONTENDERS[name](path, 1) as book:
         await book.save(0, state["messages"][-1], state)
-
-
-def grouped(path: str, sizes: Sizes) -> Series:
-    """What SQLite can do when 64 callers share a commit."""
-    pool = [message(n, sizes.small_bytes) for n in range(POOL)]
-    connection = apsw.Connection(path)
-    connection.pragma("journal_mode", "wal")
-    connection.pragma("synchronous", "full")
-    connection.execute("create table rows (id integer primary key, session integer, body blob)")
-    ms: list[float] = []
-    for n in range(sizes.each):
-        start = perf_counter()
-        with connection:
-            for session in range(sizes.sessions):
-                row = (session, msgspec.json.encode(pool[(session + n) % POOL]))
-                connection.execute("insert into rows (session, body) values (?, ?)", row)
-        ms += [(perf_counter() - start) * 1000] * sizes.sessions
-    connection.close()
-    return Series(ms, sum(ms) / sizes.sessions / 1000)
 
 
 def walked(folder: Path, checkpoints: int, size: int, every: int) -> Walk:
@@ -204,9 +171,6 @@ def beside(path: Path) -> Iterator[Path]:
 
 def stored(path: str) -> int:
     return sum(file.stat().st_size for file in beside(Path(path)))
-
-
-def quiet(*_: object) -> None: ...
 
 
 def ratios(mine: list[Series], theirs: list[Series]) -> float:

@@ -21,7 +21,7 @@ import msgspec
 import saveslot
 from bench import fresh
 from bench.contenders import CONTENDERS, AppendingBook, BareBook, Book, LangGraphBook, Open, SaveslotBook
-from saveslot.benchmark import QUICK, Message, Series, Sizes, State, at_once, long_session, one_by_one
+from saveslot.benchmark import QUICK, Message, Series, Sizes, State, long_session
 from saveslot.stack import Postgres, Valkey
 
 SLOT, ADDING, HOT = "Saveslot on PostgreSQL", "Saveslot on PostgreSQL, append=", "Saveslot on PostgreSQL + Valkey"
@@ -97,10 +97,13 @@ class _Bench:
     def small(self, first: int) -> None:
         for name in rotated(SMALL, first):
             with self.databases([name]) as urls:
-                self._results.small[name].append(asyncio.run(_small(name, urls[name], self._sizes)))
+                self._results.small[name].append(fresh.series("small", name, urls[name], self._sizes))
         for name in rotated(CROWD, first):
+            # A peer takes as long for fewer.
+            each = max(10, self._sizes.each // 8) if name == GRAPH else 2 * self._sizes.each
+            sizes = msgspec.structs.replace(self._sizes, each=each)
             with self.databases([name]) as urls:
-                self._results.crowd[name].append(asyncio.run(_crowd(name, urls[name], self._sizes)))
+                self._results.crowd[name].append(fresh.series("crowd", name, urls[name], sizes))
 
     def long(self, first: int) -> None:
         found, sizes = self._results, self._sizes
@@ -122,7 +125,7 @@ class _Bench:
 
 async def _long(name: str, url: str, sizes: Sizes) -> Series:
     async with CONTENDERS[name](url, 1) as book:
-        return await long_session(book.save, sizes, _quiet)
+        return await long_session(book.save, sizes, fresh.quiet)
 
 
 async def _weighed(name: str, url: str, sizes: Sizes) -> tuple[Series, int, int]:
@@ -132,22 +135,11 @@ async def _weighed(name: str, url: str, sizes: Sizes) -> tuple[Series, int, int]
     try:
         async with CONTENDERS[name](url, 1) as book:
             stored, logged = await eye.fetchrow(size)
-            series = await long_session(book.save, sizes, _quiet)
+            series = await long_session(book.save, sizes, fresh.quiet)
             grown, written = await eye.fetchrow(size)
         return series, grown - stored, written - logged
     finally:
         await eye.close()
-
-
-async def _small(name: str, url: str, sizes: Sizes) -> Series:
-    async with CONTENDERS[name](url, 1) as book:
-        return await one_by_one(book.save, sizes, _quiet)
-
-
-async def _crowd(name: str, url: str, sizes: Sizes) -> Series:
-    each = max(10, sizes.each // 8) if name == GRAPH else 2 * sizes.each  # a peer takes as long for fewer
-    async with CONTENDERS[name](url, sizes.sessions) as book:
-        return await at_once(book.save, msgspec.structs.replace(sizes, each=each), _quiet)
 
 
 async def _heads(url: str) -> float:
@@ -258,6 +250,3 @@ CONTENDERS.update(
 def rotated(names: tuple[str, ...], by: int) -> tuple[str, ...]:
     by %= len(names)
     return names[by:] + names[:by]
-
-
-def _quiet(*_: Any) -> None: ...
