@@ -22,7 +22,7 @@ from saveslot.thinning import SessionThinner
 # Sessions that are looked for together; entries and bytes that are removed together: a writer waits for no more than a
 # few milliseconds (for longer only where a single session is larger).
 BATCH, ENTRIES, LARGE = 250, 1500, 2_000_000
-# Behind each removal others have the store for themselves, for so many times as long as that took; for longer where nobody
+# Behind each removal others have the store for themselves, for so many times as long as that took; longer where nobody
 # else could write meanwhile.
 REST, SERIAL_REST = 3.0, 4.5
 # How long a deleted session can still be looked into, by whoever has the database.
