@@ -19,11 +19,20 @@ KEPT = {
     FLOOR: "rows, nothing more",
 }
 
+SERVED = {
+    "Saveslot on PostgreSQL": "every state",
+    "Saveslot on PostgreSQL, append=": "every state",
+    "LangGraph AsyncPostgresSaver": "every state",
+    "raw asyncpg loop": "rows, nothing more",
+}
+
 Table = dict[str, dict[str, str]]
+HEAD = ["keeps", "last turn, p50", "stored a turn", "one session", "64 at once", "resume"]
+NO_ROW: dict[str, str] = {}
 
 
 def tables(text: str) -> dict[str, Table]:
-    """Every table of a page by its heading (`A. Long session`) or, where there are several, by its first cell (`B`)."""
+    """Every table of a page by its section and first cell: `A. Long session`, `F. PostgreSQL, B`, `machine`."""
     found: dict[str, Table] = {}
     heading = ""
     rows: list[list[str]] = []
@@ -33,7 +42,8 @@ def tables(text: str) -> dict[str, Table]:
             continue
         if rows:
             head, _, *body = rows
-            found[head[0] or heading] = {row[0]: dict(zip(head, row, strict=True)) for row in body}
+            name = f"{heading}, {head[0]}" if head[0] else heading
+            found[name] = {row[0]: dict(zip(head, row, strict=True)) for row in body}
             rows = []
         if line.startswith("#"):
             heading = line.lstrip("# ")
@@ -43,30 +53,33 @@ def tables(text: str) -> dict[str, Table]:
 def figures(results: str) -> str:
     """The part of README between the two marks."""
     found = tables(results)
-    long, single, crowd, resumed = (found[name] for name in ("A. Long session", "B", "C", "D. Resume"))
-    no_row: dict[str, str] = {}
-    head = ["", "keeps", "last turn, p50", "stored a turn", "one session", "64 at once", "resume"]
-    lines = [head, ["---"] * 2 + ["---:"] * 5]
-    for name, kept in KEPT.items():
-        turn = long[name]
-        many = next((row for key, row in crowd.items() if key.startswith(name)), no_row)
-        cells = [
-            turn["p50 ms first → last"].rpartition("→ ")[2] + " ms",
-            turn["KB a checkpoint"] + " KB",
-            _bare(single.get(name, no_row).get("per second")) + "/s",
-            _bare(many.get("per second")) + "/s",
-            _bare(resumed.get(name, no_row).get("ms, fresh process")) + " ms",
-        ]
-        lines.append([name, kept, *("" if cell.startswith("–") else cell for cell in cells)])
-    machine = {name: row[""] for name, row in found["machine"].items()}
+    small = "B and C. Small checkpoints"
+    embedded = [found[name] for name in ("A. Long session", f"{small}, B", f"{small}, C", "D. Resume")]
+    served = [found[f"F. PostgreSQL, {name}"] for name in "ABCD"]
+    machine = {name: row[""] for name, row in found["Speed and size, machine"].items()}
     day = re.search(r"Measured on ([0-9-]+)", results)
     cores, _, rest = machine["cores"].partition(" ")
     measured = (
         f"Measured on {day[1] if day else '?'}, Python {machine['Python']}, {cores} cores {rest}; "
         f"fdatasync of 4 KB {machine['fdatasync of 4 KB']}."
     )
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"{table}\n\n{measured}\n"
+    return f"{_table('SQLite', KEPT, embedded)}\n\n{_table('PostgreSQL', SERVED, served)}\n\n{measured}\n"
+
+
+def _table(store: str, kept: dict[str, str], shapes: list[Table]) -> str:
+    long, single, crowd, resumed = shapes
+    lines = [[store, *HEAD], ["---"] * 2 + ["---:"] * 5]
+    for name, what in kept.items():
+        many = next((row for key, row in crowd.items() if key.startswith(name)), NO_ROW)
+        cells = [
+            long[name]["p50 ms first → last"].rpartition("→ ")[2] + " ms",
+            long[name]["KB a checkpoint"] + " KB",
+            _bare(single.get(name, NO_ROW).get("per second")) + "/s",
+            _bare(many.get("per second")) + "/s",
+            _bare(resumed.get(name, NO_ROW).get("ms, fresh process")) + " ms",
+        ]
+        lines.append([name, what, *("" if cell.startswith("–") else cell for cell in cells)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _bare(cell: str | None) -> str:
