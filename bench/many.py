@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -68,6 +69,7 @@ async def analytics(url: str) -> dict[str, float]:
 async def sweep(url: str) -> float:
     async with saveslot.open(url) as sessions:
         await sessions.find(limit=1)
+        await asyncio.to_thread(os.sync)  # what building left to the system to write is not the sweep's
         start = perf_counter()
         swept = await sessions.cleanup_stale_sessions(timedelta(days=2))
         ms = (perf_counter() - start) * 1000

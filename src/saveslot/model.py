@@ -40,9 +40,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_drawn.clear)
 
 
-def fresh_append_id() -> bytes:
-    """Who writes an entry: 16 random bytes. Mixed with the clock, so that a machine which was copied while it ran does
-    not write under the ids of its copy.
+def drawn() -> bytes:
+    """16 random bytes, for ids and nonces. The last eight are mixed with the clock, so that a machine which was copied
+    while it ran does not draw what its copy draws.
     """
     while True:
         try:
@@ -280,7 +280,7 @@ class Staged:
 
     kind: Kind
     checkpoint: SessionCheckpoint
-    append_id: bytes = field(default_factory=fresh_append_id)
+    append_id: bytes = field(default_factory=drawn)
 
 
 @dataclass(slots=True)

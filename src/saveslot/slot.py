@@ -16,7 +16,7 @@ from saveslot.codec.frame import PATCH
 from saveslot.errors import Conflict, Corrupt, HistoryLost, LeaseLost, NotFound, SaveslotError
 from saveslot.lifecycle import SessionState
 from saveslot.log import Entry, Group, Head, Outcome, Row, Verdict, Worker
-from saveslot.model import DATA_KINDS, Data, Kind, as_data, fresh_append_id
+from saveslot.model import DATA_KINDS, Data, Kind, as_data, drawn
 from saveslot.settling import CALLER, Caller
 from saveslot.stores import Store
 from saveslot.timeline import C, Range, Timeline, merged, needed, note_of
@@ -206,7 +206,7 @@ class Draft:
         note: bytes | None = None,
     ) -> Entry:
         seq, _, _, fence, lease, data_seq, about_seq, _, _ = self.at
-        append_id = append_id or fresh_append_id()
+        append_id = append_id or drawn()
         return Entry(
             seq + 1, append_id, kind, name, at, sign, 0, fence, lease, data_seq, about_seq, b"", b"", note
         )  # fmt: skip

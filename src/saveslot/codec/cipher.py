@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from saveslot.codec.frame import KEYED, SEAL, SEALED, VERSION, seal
 from saveslot.errors import Corrupt, InvalidInput, KeyMissing, WrongKey
+from saveslot.model import drawn
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -114,7 +115,7 @@ class Cipher:
         self._mask = sha256(b"saveslot digest" + key)
 
     def seal(self, plain: bytes, part: bytes) -> bytes:
-        nonce = os.urandom(NONCE)
+        nonce = drawn()[-NONCE:]
         return nonce + self._encrypt(nonce, plain, self._place + part)
 
     def unseal(self, sealed: bytes, part: bytes) -> bytes | None:
@@ -128,7 +129,7 @@ class Cipher:
             return None
 
     def seal_frame(self, frame: bytes, part: bytes) -> bytes:
-        nonce = os.urandom(NONCE)
+        nonce = drawn()[-NONCE:]
         return _SEALED_HEAD + nonce + self._encrypt(nonce, frame, self._frames + part)
 
     def unseal_frame(self, frame: bytes, part: bytes) -> bytes:
@@ -140,7 +141,7 @@ class Cipher:
 
     def seal_note(self, note: bytes, part: bytes) -> bytes:
         """The seal in front is of the bytes as stored: it proves them without a key, and tells nothing."""
-        nonce = os.urandom(NONCE)
+        nonce = drawn()[-NONCE:]
         return seal(_SEALED_HEAD + nonce + self._encrypt(nonce, note[SEAL:], self._notes + part))
 
     def unseal_note(self, note: bytes, part: bytes) -> bytes:
