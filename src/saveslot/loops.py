@@ -7,6 +7,7 @@ a kilobyte several times over. A loop that says that it runs in this thread is t
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 
@@ -18,6 +19,13 @@ else:
         loop: asyncio.AbstractEventLoop | None = None
 
     _last = _Last()
+
+    def _forget() -> None:
+        _last.loop = None
+
+    # In a child that was forked by a coroutine the parent's loop still says that it runs.
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_forget)
 
     def running() -> asyncio.AbstractEventLoop:
         """As `asyncio.get_running_loop`."""

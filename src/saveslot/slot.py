@@ -233,9 +233,10 @@ class Turns:
         self.wanted -= 1
         while self._waiting:
             turn = self._waiting.popleft()
-            if not turn.done():  # who was cancelled does not want it any more
+            if not turn.done():
                 turn.set_result(None)
                 return
+            self.wanted -= 1  # who was cancelled does not want it any more, though it has not heard of that yet
 
     async def __aenter__(self) -> None:
         self.wanted += 1
@@ -246,10 +247,11 @@ class Turns:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.cancelled():
-                self.wanted -= 1
-            else:
+            if not turn.cancelled():  # it was ours already
                 self.give()
+            elif turn in self._waiting:
+                self._waiting.remove(turn)
+                self.wanted -= 1
             raise
 
     async def __aexit__(self, *_: object) -> None:
