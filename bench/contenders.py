@@ -51,6 +51,14 @@ class AppendingBook(SaveslotBook):
         return await self.manager.checkpoint(str(session), "turn", append={"messages": [new]})
 
 
+class HoldingBook(SaveslotBook):
+    """Who resumes in order to go on: the session is taken, which is a durable write."""
+
+    async def load(self, session: int) -> Any:
+        async with self.manager.hold(str(session)) as held:
+            return held.data
+
+
 def saveslot_as(book: type[SaveslotBook]) -> Open:
     @asynccontextmanager
     async def opened(path: str, sessions: int) -> AsyncGenerator[Book]:
@@ -187,7 +195,7 @@ async def langgraph(path: str, _sessions: int) -> AsyncGenerator[Book]:
         yield LangGraphBook(saver, empty_checkpoint)
 
 
-SAVESLOT, APPEND = "Saveslot", "Saveslot append="
+SAVESLOT, APPEND, HOLD = "Saveslot", "Saveslot append=", "Saveslot, taken (`hold`) and let go"
 FLOOR, GROUPED = "raw apsw loop", "raw apsw loop, 64 rows a commit"
 BARE, STANDARD = "bare JSON blob, msgspec", "bare JSON blob, json.loads"
 OPENAI, LANGGRAPH = "OpenAI Agents SQLiteSession", "LangGraph AsyncSqliteSaver"
@@ -195,6 +203,7 @@ OPENAI, LANGGRAPH = "OpenAI Agents SQLiteSession", "LangGraph AsyncSqliteSaver"
 CONTENDERS: dict[str, Open] = {
     SAVESLOT: saveslot_as(SaveslotBook),
     APPEND: saveslot_as(AppendingBook),
+    HOLD: saveslot_as(HoldingBook),
     FLOOR: raw(FloorBook),
     GROUPED: raw(FloorBook),
     BARE: raw(BareBook),

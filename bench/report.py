@@ -35,7 +35,7 @@ def written(results: Results, sizes: Sizes, facts: list[tuple[str, str]], day: s
         table(("B", "per second", "p50 ms", "p99 ms", "of the raw loop"), small_rows(results.small, FLOOR)),
         table(("C", "per second", "p50 ms", "p99 ms", "of OpenAI's"), small_rows(results.crowd, OPENAI)),
         "## D. Resume",
-        "The session of A: open, read, decode; nothing is taken (`hold`) or written. Imports are not counted.",
+        "The session of A: open, read, decode; a `hold` also takes it and lets it go. Imports are not counted.",
         table(("", "ms, fresh process", "ms, same process"), resume_rows(results)),
         "## E. Owning",
         OWNING,

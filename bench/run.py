@@ -15,14 +15,14 @@ import msgspec
 
 import saveslot
 from bench import fresh, servers
-from bench.contenders import APPEND, BARE, CONTENDERS, FLOOR, GROUPED, LANGGRAPH, OPENAI, SAVESLOT, STANDARD
+from bench.contenders import APPEND, BARE, CONTENDERS, FLOOR, GROUPED, HOLD, LANGGRAPH, OPENAI, SAVESLOT, STANDARD
 from bench.servers import rotated
 from saveslot.benchmark import QUICK, Series, Sizes, long_session, message
 
 LONG = (SAVESLOT, APPEND, FLOOR, OPENAI, LANGGRAPH)
 SMALL = (SAVESLOT, FLOOR, OPENAI, LANGGRAPH)
 CROWD = (SAVESLOT, GROUPED, OPENAI, LANGGRAPH)
-RESUMED = (SAVESLOT, BARE, STANDARD, OPENAI, LANGGRAPH)
+RESUMED = (SAVESLOT, HOLD, BARE, STANDARD, OPENAI, LANGGRAPH)
 PEERS = {OPENAI, LANGGRAPH}
 # B and C take a second, A half a minute: the short ones are run more often.
 ROUNDS = 3
@@ -108,6 +108,7 @@ def small(folder: Path, sizes: Sizes, results: Results, first: int) -> None:
 
 def long(folder: Path, sizes: Sizes, results: Results, first: int) -> None:
     with databases(folder, [*LONG, BARE, STANDARD]) as paths:
+        paths[HOLD] = paths[SAVESLOT]
         for name in rotated(LONG, first):
             results.long[name].append(asyncio.run(a_long_session(name, paths[name], sizes)))
             results.stored[name].append(stored(paths[name]) / sizes.turns)
