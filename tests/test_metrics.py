@@ -6,6 +6,7 @@ import logging
 import random
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import asyncpg
@@ -157,7 +158,7 @@ async def test_no_log_and_no_error_tells_what_was_saved(
     await sessions.create_session("tutor", context=told, metadata=told, labels=told, session_id="plain-id")
     await sessions.checkpoint("plain-id", "turn", told, told)
     if sessions.namespace == "sqlite":
-        with sqlite3.connect(tmp_path / "a.db") as file:
+        with closing(sqlite3.connect(tmp_path / "a.db")) as file:
             file.execute("create trigger refuse before insert on checkpoints begin select raise(abort, 'refused'); end")
     elif sessions.namespace != "memory":
         async with asyncpg.create_pool(servers[0].url, min_size=1, max_size=1) as pool:

@@ -216,7 +216,7 @@ def test_what_is_no_state_is_corrupt(body: bytes) -> None:
     "text",
     [
         b"", b"1x", b"[1,]", b"{1:2}", b'{"\xff":1}', b'"\xff"', b"nan", b"1e999", b"1" * 5000, b'"\\ud800"', b"tru",
-        b"[" * 5000 + b"]" * 5000, b'{"a":' * 5000, b"[" * 1_000_000,
+        b"[" * 200_000 + b"]" * 200_000, b'{"a":' * 5000, b"[" * 1_000_000,
     ],
     ids=lambda text: text[:12],
 )  # fmt: skip
@@ -303,7 +303,7 @@ def test_a_patch_needs_something_to_stand_on() -> None:
 @pytest.mark.parametrize("tagged", [False, True])
 def test_a_text_too_deep_to_read_is_corrupt(tagged: bool) -> None:  # noqa: FBT001
     """Also where it came by a patch or a note, which are not looked into before they are read."""
-    deep = b"[" * 5000 + b'{"$saveslot":1}' + b"]" * 5000
+    deep = b"[" * 200_000 + b'{"$saveslot":1}' + b"]" * 200_000
     first = keyframe(a=b"1")
     patch = pack(msgspec.msgpack.encode([(0, "a", 0, 0, deep)]), patch=True, tagged=tagged)
     with pytest.raises(Corrupt):
