@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +16,21 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from saveslot import codec
-from saveslot.codec.frame import MAX_RAW, PATCH, TAGGED, VERSION, ZSTD, chained, pack, seal, varint, zstd
+from saveslot.codec.frame import (
+    DICTIONARY,
+    MAX_RAW,
+    PATCH,
+    TAGGED,
+    VERSION,
+    ZSTD,
+    chained,
+    dictionary,
+    pack,
+    seal,
+    unpack,
+    varint,
+    zstd,
+)
 from saveslot.codec.text import TAG
 from saveslot.errors import Corrupt
 
@@ -31,11 +46,11 @@ def keyframe(*, tagged: bool = False, **texts: bytes) -> bytes:
 
 
 def story() -> tuple[list[bytes], bytes]:
-    """A keyframe and patches of every form: raw, zstd, tagged, with removal and order."""
+    """A keyframe and patches: raw, by zstd with and without the dictionary, tagged, with removal and order."""
     first = {"a": prose(1, 3000), "list": [1, 2], "gone": None, "n": 1}
     versions: list[dict[str, Any]] = [
         {**first, "n": 2},
-        {**first, "n": 3, "b": prose(2, 30)},
+        {**first, "n": 3, "b": prose(2, 60)},
         {**first, "n": 3, "b": prose(2, 1200)},
         {"list": [{"at": datetime(2026, 1, 2, tzinfo=UTC), "raw": b"\0", "id": UUID(int=7)}], "a": first["a"], "n": 4},
     ]
@@ -45,7 +60,8 @@ def story() -> tuple[list[bytes], bytes]:
         written = codec.write(written.state, value, seq, "data")
         frames.append(written.frame)
     found = [frame for frame in frames if frame is not None]
-    assert [frame[1] for frame in found] == [ZSTD, PATCH, PATCH, PATCH | ZSTD, PATCH | TAGGED]
+    small = PATCH | ZSTD | DICTIONARY
+    assert [frame[1] for frame in found] == [ZSTD, PATCH, small, PATCH | ZSTD, small | TAGGED]
     return found, written.state.digest
 
 
@@ -244,27 +260,34 @@ def test_an_unknown_tag_is_corrupt(forged: Any) -> None:
             codec.read_note(seal(pack(msgspec.json.encode(value), patch=False, tagged=True)))
 
 
+@pytest.mark.parametrize("how", [ZSTD, ZSTD | DICTIONARY])
 @pytest.mark.parametrize("claimed", [0, 100, 300_000_000 - 1, 300_000_000, 300_000_000 + 1, 2**62])
-def test_a_small_frame_cannot_fill_the_memory(claimed: int) -> None:
+def test_a_small_frame_cannot_fill_the_memory(claimed: int, how: int) -> None:
     """A frame is never decompressed beyond what it claims, and none may claim more than 256 MiB."""
-    bomb = zstd.compress(bytes(300_000_000))
+    bomb = zstd.compress(bytes(300_000_000), zstd_dict=words(how))
     tracemalloc.start()
     try:
         with pytest.raises(Corrupt):
-            codec.State().apply(bytes((VERSION, ZSTD)) + varint(claimed) + bomb)
+            codec.State().apply(bytes((VERSION, how)) + varint(claimed) + bomb)
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()
     assert MAX_RAW < 300_000_000
 
 
+def words(how: int) -> zstd.ZstdDict | None:
+    return dictionary() if how & DICTIONARY else None
+
+
+@pytest.mark.parametrize("how", [ZSTD, ZSTD | DICTIONARY])
 @pytest.mark.parametrize("text", [b"lorem ipsum " * 30, random.Random(1).randbytes(150_000).hex().encode()])
-def test_a_compressed_body_is_exactly_one(text: bytes) -> None:
+def test_a_compressed_body_is_exactly_one(text: bytes, how: int) -> None:
     """Cut short, followed by more, or of another length than said: `Corrupt`."""
     body = msgspec.msgpack.encode({"a": b'"%s"' % text})
-    good = zstd.compress(body)
-    unended = zstd.ZstdCompressor().compress(body, zstd.ZstdCompressor.FLUSH_BLOCK)  # all of it, but for the end
-    head = bytes((VERSION, ZSTD))
+    good = zstd.compress(body, zstd_dict=words(how))
+    compressor = zstd.ZstdCompressor(zstd_dict=words(how))
+    unended = compressor.compress(body, zstd.ZstdCompressor.FLUSH_BLOCK)  # all of it, but for the end
+    head = bytes((VERSION, how))
     assert taken([head + varint(len(body)) + good]) is not None
     for size, found in (
         (len(body), good[:-1]),
@@ -341,7 +364,39 @@ def test_any_changed_byte_of_a_note_is_noticed() -> None:
         codec.read_note(seal(pack(b"{}", patch=True, tagged=False)))
 
 
-@pytest.mark.parametrize("frame", ["", "01", "0100", "02 00 02 7b 7d", "01 10 02 7b 7d", "01 08 02 7b 7d", "01 00 80"])
+bodies = st.one_of(
+    st.binary(max_size=1500),
+    st.text(max_size=700).map(str.encode),
+    st.builds(lambda seed, count: prose(seed, count).encode(), st.integers(0, 99), st.integers(0, 400)),
+    st.lists(st.integers(0, 10**6), max_size=250).map(msgspec.json.encode),
+)
+
+
+@settings(max_examples=300)
+@given(bodies, st.booleans(), st.booleans())
+def test_every_body_comes_back_from_its_frame(body: bytes, patch: bool, tagged: bool) -> None:  # noqa: FBT001
+    """Whatever letters it is of, and whichever way makes it shortest: never longer than its head and itself."""
+    frame = pack(body, patch=patch, tagged=tagged)
+    assert unpack(frame) == (patch, tagged, body)
+    assert len(frame) <= 2 + len(varint(len(body))) + len(body)
+
+
+def test_threads_do_not_share_a_compressor() -> None:
+    """Frames that many threads write and read at once are the ones that a single thread writes."""
+    bodies = [prose(n, 20 + n).encode() for n in range(200)]
+    alone = [pack(body, patch=False, tagged=False) for body in bodies]
+
+    def one(_: int) -> bool:
+        frames = [pack(body, patch=False, tagged=False) for body in bodies]
+        return frames == alone and [unpack(frame).body for frame in frames] == bodies
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(one, range(12)))
+
+
+@pytest.mark.parametrize(
+    "frame", ["", "01", "0100", "02 00 02 7b 7d", "01 10 02 7b 7d", "01 08 02 7b 7d", "01 20 02 7b 7d", "01 00 80"]
+)
 def test_an_unknown_format_is_corrupt(frame: str) -> None:
     """Another version, an unknown flag or no header: refused, not guessed."""
     with pytest.raises(Corrupt):

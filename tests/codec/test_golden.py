@@ -11,6 +11,7 @@ import json
 import random
 import re
 from datetime import UTC, datetime, timedelta, timezone
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
@@ -20,7 +21,7 @@ import pytest
 
 from saveslot import codec
 from saveslot.codec.cipher import Body, Cipher, place_of
-from saveslot.codec.frame import SEAL, ZSTD, chained, unpack
+from saveslot.codec.frame import DICTIONARY, PATCH, SEAL, TAGGED as TAGGED_FLAG, ZSTD, chained, dictionary, unpack
 from saveslot.model import Kind
 
 HERE = Path(__file__).parent / "golden"
@@ -62,6 +63,18 @@ TAGGED = {
     "like a tag": {"$saveslot": ["bytes", "AAEC"], "x": [b""]},
     "$saveslot": 1,
 }
+TALK: dict[str, Any] = {
+    "messages": [
+        {
+            "role": "user",
+            "content": "Can you tell me how many thirds there are in the whole, and why it is that number?",
+        },
+        {"role": "assistant", "content": "There are three: a third is what you have when the whole is cut into three."},
+    ],
+    "tries": [417, 2093, 58, 6616, 905, 7241, 330, 1182],
+}
+TOOL = {"role": "tool", "tool_call_id": "call_1", "content": "Here are the results of the search: " + prose(6, 30)}
+GROWN = {**TALK, "messages": [*TALK["messages"], TOOL]}
 PLAIN = {
     "": None,
     "nul\0": "\0",
@@ -78,12 +91,17 @@ FRAMES: dict[str, list[bytes]] = {
     "patch": frames(FIRST, SECOND),
     "distant": frames(LONG, {**LONG, "log": [{"n": -1}, *LONG["log"][1:], {"n": 80}]}),
     "large": frames(MORE, {**MORE, "text": prose(4, 1000)}),
+    "small": frames(TALK, GROWN),
+    "small-tagged": frames({**TALK, "raw": b"\xff"}, {**GROWN, "raw": b"\xff"}),
+    "digits": frames({"rows": [n * n for n in range(100)]}),
+    "tagged-large": frames({**MORE, "raw": b"\xff"}, {**MORE, "raw": random.Random(8).randbytes(1200)}),
     "tagged-later": frames(LONG, {**LONG, "n": b"\xff"}, {**LONG, "n": b"\xff" * 300}),
 }
 NOTES = {
     "note": {"tokens": 512},
     "note-tagged": {"at": TAGGED["at"]},
-    "note-zstd": {"said": prose(5, 60)},
+    "note-small": {"said": prose(5, 60)},
+    "note-zstd": {"said": prose(5, 600)},
     "note-value": "a note need not be a dict",
 }
 RECIPES = {
@@ -197,8 +215,17 @@ def test_sealed_bytes_are_opened() -> None:
 
 
 def test_every_form_of_a_frame_is_among_them() -> None:
-    """Keyframes and patches, plain and tagged, as they are and by zstd."""
-    assert {frame[1] for found in FRAMES.values() for frame in found} == set(range(8))
+    """Keyframes and patches, plain and tagged, as they are, by zstd, and by zstd with the dictionary."""
+    kinds = (0, PATCH, TAGGED_FLAG, PATCH | TAGGED_FLAG)
+    forms = {kind | how for kind in kinds for how in (0, ZSTD, ZSTD | DICTIONARY)}
+    assert {frame[1] for found in FRAMES.values() for frame in found} == forms
+
+
+def test_the_dictionary_is_what_it_was() -> None:
+    """Without these very bytes no small frame can be read: it is never changed."""
+    digest = sha256(dictionary().dict_content).hexdigest()
+    assert digest == "2df519ef4a5bb824d431e721406ffbccaf79e88e0bafdfe70f5268e20f3b11d9"
+    assert f"`{digest}`" in FORMAT
 
 
 def shown(block: str) -> bytes:
@@ -216,10 +243,11 @@ def test_the_samples_in_format_md_are_real(file: str) -> None:
 
 
 def test_format_md_shows_what_matters() -> None:
-    """There is a sample of a keyframe, a patch, a note and a recipe; the digests and tagged values are real."""
+    """There are samples of keyframe, patch, small frame, note and recipe; the digests and tagged values are real."""
     assert set(SAMPLES) == {
         "keyframe.1.frame",
         "patch.2.frame",
+        "small.2.frame",
         "note.note",
         "recipe.recipe",
         "sealed.frame",

@@ -1,7 +1,7 @@
 """Frames: bytes as they are stored. FORMAT.md shows them byte by byte.
 
-    01 | flags | raw length (varint) | body          flags: 1 patch, 2 zstd, 4 holds tagged values
-    01 | 08 | nonce | AES-256-GCM of a frame         sealed (`cipher.py`)
+    01 | flags | raw length (varint) | body     flags: 1 patch, 2 zstd, 4 holds tagged values, 32 zstd by our dictionary
+    01 | 08 | nonce | AES-256-GCM of a frame    sealed (`cipher.py`)
 
 A frame is verified by its digest, chained over the frames it stands on: sha256(previous digest + frame). What stands
 alone (a note, a session's context) is sealed instead: the first 16 bytes of its own sha256, then the frame.
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from functools import cache
 from hashlib import sha256
+from pathlib import Path
 from threading import local
 from typing import NamedTuple
 
@@ -23,30 +25,44 @@ else:
     from backports import zstd
 
 VERSION = 1
-PATCH, ZSTD, TAGGED = 1, 2, 4
+PATCH, ZSTD, TAGGED, DICTIONARY = 1, 2, 4, 32
 # Its body is sealed; in front of that stands the session's key, wrapped.
 SEALED, KEYED = 8, 16
 SEAL = 16
 # Level 1: 5 ms for 1.5 MB of messages, and 5 us for a kilobyte. Level 3 stores 1% less of a kilobyte and 6% less of a
 # megabyte; it takes 7 ms and 6 us, and reading is no faster.
 LEVEL = 1
-# Below this zstd saves a few dozen bytes, and costs 7 us to write and 10 us to read. (Deflate would read small patches
-# in half that time and write them in twice: checkpoints are written all the time and resumed from now and then.)
-WORTH_COMPRESSING = 256
+# Below this the dictionary saves less than 90 bytes, and reading costs 9 us more, most of them for the decompressor: it
+# asks the processor what it can do, and a virtual machine is slow to answer. By itself zstd saves as little up to 256.
+WORTH_COMPRESSING, WORTH_ALONE = 192, 256
+# Up to here the dictionary makes English, code and JSON shorter, and is quicker: no table of frequencies has to be made
+# (docs/decisions/0039). A body of which it leaves more than this part is of other letters; zstd alone may do better.
+SMALL, FITTING = 1280, 0.65
 # More is decompressed bit by bit, into its place: memory that the system has to find first costs more than the copying.
 BIT = 16 * 1024
 # No frame holds more, whatever the limit for states: a forged length cannot fill the memory.
 MAX_RAW = 256 * 1024 * 1024
 
 
+@cache
+def dictionary() -> zstd.ZstdDict:
+    """What small frames have in common. It never changes: a better one would be another file, with another flag."""
+    return zstd.ZstdDict(Path(__file__).with_name("small.zdict").read_bytes())
+
+
 class _Compressors(local):
-    """One per thread, kept: making one costs more than compressing a kilobyte."""
+    """One of each per thread, kept: making one costs more than compressing a kilobyte."""
 
     def __init__(self) -> None:
         self.zstd = zstd.ZstdCompressor(level=LEVEL)
+        # The flag in the frame's head says which dictionary, in place of the four bytes that zstd would write.
+        options = {zstd.CompressionParameter.compression_level: LEVEL, zstd.CompressionParameter.dict_id_flag: 0}
+        self.small = zstd.ZstdCompressor(options=options, zstd_dict=dictionary().as_digested_dict)
 
 
 _compressors = _Compressors()
+_FLAGS = frozenset(flags | how for flags in (0, PATCH, TAGGED, PATCH | TAGGED) for how in (0, ZSTD, ZSTD | DICTIONARY))
+_WHOLE = zstd.ZstdCompressor.FLUSH_FRAME
 _SMALL = [bytes((number,)) for number in range(0x80)]
 
 
@@ -62,15 +78,27 @@ def pack(body: bytes, *, patch: bool, tagged: bool) -> bytes:
         raise TooLarge("a frame", limit=MAX_RAW, size=size)
     flags = (PATCH if patch else 0) | (TAGGED if tagged else 0)
     if size >= WORTH_COMPRESSING:
-        squeezed = _compressors.zstd.compress(body, zstd.ZstdCompressor.FLUSH_FRAME)
-        if len(squeezed) < size:
-            body, flags = squeezed, flags | ZSTD
+        body, how = _compressed(body, size)
+        flags |= how
     return bytes((VERSION, flags)) + varint(size) + body
+
+
+def _compressed(body: bytes, size: int) -> tuple[bytes, int]:
+    """The shortest form of a body, and the flags for it."""
+    best, how = body, 0
+    if size <= SMALL:
+        squeezed = _compressors.small.compress(body, _WHOLE)
+        if len(squeezed) < size:
+            best, how = squeezed, ZSTD | DICTIONARY
+        if size < WORTH_ALONE or len(best) < FITTING * size:
+            return best, how
+    squeezed = _compressors.zstd.compress(body, _WHOLE)
+    return (squeezed, ZSTD) if len(squeezed) < len(best) else (best, how)
 
 
 def unpack(frame: bytes) -> Frame:
     """What a frame holds, or `Corrupt`; never more than `MAX_RAW` bytes, whatever it claims."""
-    if len(frame) < 3 or frame[0] != VERSION or frame[1] > (PATCH | ZSTD | TAGGED):  # noqa: PLR2004
+    if len(frame) < 3 or frame[0] != VERSION or frame[1] not in _FLAGS:  # noqa: PLR2004
         if len(frame) > 1 and frame[0] == VERSION and frame[1] & SEALED:
             raise Corrupt("a frame", "is sealed and cannot be opened here (changed, or moved from another place)")
         raise Corrupt("a frame", "has an unknown format (a newer Saveslot may have written it)")
@@ -86,7 +114,7 @@ def unpack(frame: bytes) -> Frame:
 
 def _decompressed(frame: bytes, start: int, size: int) -> bytes | bytearray:
     """What stands behind `start`; at most one byte more than `size`."""
-    reader = zstd.ZstdDecompressor()
+    reader = zstd.ZstdDecompressor(dictionary() if frame[1] & DICTIONARY else None)
     try:
         if len(frame) <= 4 * BIT:
             out = reader.decompress(frame[start:], size + 1)
