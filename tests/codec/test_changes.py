@@ -6,6 +6,7 @@ import random
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -379,17 +380,26 @@ def test_a_recipe_comes_back(base: list[int], short: list[tuple[int, int]], told
 
 
 @pytest.mark.parametrize(
-    "packed",
+    "numbers",
     [
-        "01", "01 00 05 00 00", "01 00 05 00 00 01", "01 00 05 00 00 01 00 01", "ff", "01 00 05 00 00 01 80",
-        "00 00 05 00 00 01 00", "02 00 05 00 00 01 00", "01 00 05 00 00 01 01", "01 01 05 00 00 01 00",
-        "01 00 05 00 00 01 00 01 00", "01 21 05 00 00 01 00 01 7f", "01 03 05 00 00 01 00 01 01",
-        "01 00 05 00 00 00 00", "01 01 05 00 00 01 00 00 05", "01 00 05 00 00 ff ff ff ff ff ff ff ff ff 7f 00",
-        "19 00 05 00 00" + " 01 00" * 25, "01 20 05 00 00" + " 01 00" * 33,
+        [], [1], [1, 0, 5, 0, 0], [1, 0, 5, 0, 0, 1], [1, 0, 5, 0, 0, 1, 0, 1],
+        [0, 0, 5, 0, 0, 1, 0], [2, 0, 5, 0, 0, 1, 0], [1, 0, 5, 0, 0, 1, 1], [1, 1, 5, 0, 0, 1, 0],
+        [1, 0, 5, 0, 0, 1, 0, 1, 0], [1, 33, 5, 0, 0, 1, 0, 1, 127], [1, 3, 5, 0, 0, 1, 0, 1, 1],
+        [1, 0, 5, 0, 0, 0, 0], [1, 1, 5, 0, 0, 1, 0, 0, 5], [1, 0, 5, 0, 0, 2**63, 0], [1, 1, 5, 0, 0, 9, 0, -1, 0],
+        [25, 0, 5, 0, 0, *[1, 0] * 25], [1, 32, 5, 0, 0, *[1, 0] * 33],
+        [1, 0, 5.0, 0, 0, 1, 0], [1, 0, None, 0, 0, 1, 0], [[1, 0, 5, 0, 0, 1, 0]], 1, "1000000", {},
     ],
+    ids=repr,
 )  # fmt: skip
-def test_a_recipe_that_cannot_be_is_corrupt(packed: str) -> None:
-    """Cut short, no frames or too many, entry 0, ranges that do not go forward, numbers beyond any seq."""
+def test_a_recipe_that_cannot_be_is_corrupt(numbers: Any) -> None:
+    """Cut short, no frames or too many, entry 0, ranges that do not go forward, numbers beyond any seq, or none."""
+    with pytest.raises(Corrupt):
+        codec.Recipe.unpack(msgspec.msgpack.encode(numbers))
+
+
+@pytest.mark.parametrize("packed", ["ff", "97", "97 01 00 05 00 00 01", "97 01 00 05 00 00 01 00 00", "dd ff ff ff ff"])
+def test_a_recipe_that_was_cut_is_corrupt(packed: str) -> None:
+    """Bytes that are no list of numbers, or more than one, name no frames."""
     with pytest.raises(Corrupt):
         codec.Recipe.unpack(bytes.fromhex(packed))
 

@@ -10,7 +10,6 @@ alone (a note, a session's context) is sealed instead: the first 16 bytes of its
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -54,16 +53,17 @@ class _Compressors(local):
     """One of each per thread, kept: making one costs more than compressing a kilobyte."""
 
     def __init__(self) -> None:
-        self.zstd = zstd.ZstdCompressor(level=LEVEL)
+        self.zstd = zstd.ZstdCompressor(level=LEVEL).compress
         # The flag in the frame's head says which dictionary, in place of the four bytes that zstd would write.
-        options = {zstd.CompressionParameter.compression_level: LEVEL, zstd.CompressionParameter.dict_id_flag: 0}
-        self.small = zstd.ZstdCompressor(options=options, zstd_dict=dictionary().as_digested_dict)
+        asked = zstd.CompressionParameter
+        options: dict[int, int] = {asked.compression_level: LEVEL, asked.dict_id_flag: 0}
+        self.small = zstd.ZstdCompressor(options=options, zstd_dict=dictionary().as_digested_dict).compress
 
 
 _compressors = _Compressors()
-_FLAGS = frozenset(flags | how for flags in (0, PATCH, TAGGED, PATCH | TAGGED) for how in (0, ZSTD, ZSTD | DICTIONARY))
+_BY_DICTIONARY = ZSTD | DICTIONARY
+_FLAGS = frozenset(kind | how for kind in (0, PATCH, TAGGED, PATCH | TAGGED) for how in (0, ZSTD, _BY_DICTIONARY))
 _WHOLE = zstd.ZstdCompressor.FLUSH_FRAME
-_SMALL = [bytes((number,)) for number in range(0x80)]
 
 
 class Frame(NamedTuple):
@@ -85,15 +85,15 @@ def pack(body: bytes, *, patch: bool, tagged: bool) -> bytes:
 
 def _compressed(body: bytes, size: int) -> tuple[bytes, int]:
     """The shortest form of a body, and the flags for it."""
-    best, how = body, 0
+    forms = [(body, 0)]
     if size <= SMALL:
-        squeezed = _compressors.small.compress(body, _WHOLE)
-        if len(squeezed) < size:
-            best, how = squeezed, ZSTD | DICTIONARY
-        if size < WORTH_ALONE or len(best) < FITTING * size:
-            return best, how
-    squeezed = _compressors.zstd.compress(body, _WHOLE)
-    return (squeezed, ZSTD) if len(squeezed) < len(best) else (best, how)
+        small = _compressors.small(body, _WHOLE)
+        if len(small) < FITTING * size:
+            return small, _BY_DICTIONARY
+        forms.append((small, _BY_DICTIONARY))
+    if size >= WORTH_ALONE:
+        forms.append((_compressors.zstd(body, _WHOLE), ZSTD))
+    return min(forms, key=lambda form: len(form[0]))
 
 
 def unpack(frame: bytes) -> Frame:
@@ -150,20 +150,11 @@ def unseal(sealed: bytes) -> bytes:
 
 def varint(number: int) -> bytes:
     """Seven bits a byte, low ones first, the high bit says that more follow: 300 is ac 02."""
-    if number <= 0x7F:  # noqa: PLR2004
-        return _SMALL[number]
-    return varints((number,))
-
-
-def varints(numbers: Iterable[int]) -> bytes:
-    out = bytearray()
-    add = out.append
-    for number in numbers:
-        while number > 0x7F:  # noqa: PLR2004
-            add(number & 0x7F | 0x80)
-            number >>= 7  # noqa: PLW2901
-        add(number)
-    return bytes(out)
+    if number < 0x80:  # noqa: PLR2004
+        return bytes((number,))
+    if number < 0x4000:  # noqa: PLR2004
+        return bytes((number & 0x7F | 0x80, number >> 7))
+    return bytes((number & 0x7F | 0x80,)) + varint(number >> 7)
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
@@ -171,7 +162,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
     number = shift = 0
     while True:
         if at >= len(data) or shift > 63:  # noqa: PLR2004
-            raise Corrupt("a frame or recipe", "ends inside a number")
+            raise Corrupt("a frame", "ends inside a number")
         byte = data[at]
         number |= (byte & 0x7F) << shift
         at += 1

@@ -18,13 +18,13 @@ The *recipe* of an entry names the frames that rebuild it, so that going back is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
 
-from saveslot.codec.frame import MAX_RAW, PATCH, chained, pack, read_varint, unpack, varints
+from saveslot.codec.frame import MAX_RAW, PATCH, chained, pack, unpack
 from saveslot.codec.text import MAX_STATE, checked_key, decode, encode, encode_keys, place, size_of
 from saveslot.errors import Corrupt, InvalidInput, TooLarge
 
@@ -79,6 +79,7 @@ class Order(msgspec.Struct, array_like=True, tag=2):
 Op = Splice | Remove | Order
 
 _pack = msgspec.msgpack.Encoder().encode
+_unpack_numbers = msgspec.msgpack.Decoder(list[_Count]).decode
 _unpack_ops = msgspec.msgpack.Decoder(list[Op]).decode
 # Not one JSON text of the whole state: finding the keys in that takes half as long again as decompressing it.
 _unpack_texts = msgspec.msgpack.Decoder(dict[str, memoryview]).decode
@@ -106,13 +107,16 @@ class Recipe(NamedTuple):
         for first, last in self.ranges:
             numbers += (first - at, last - first)
             at = last
-        return varints(numbers)
+        return _pack(numbers)
 
     @classmethod
     def unpack(cls, data: bytes) -> Recipe:
         if not data:
             return cls()
-        numbers = list(_varints(data))
+        try:
+            numbers = _unpack_numbers(data)
+        except (ValueError, RecursionError) as exc:
+            raise Corrupt("a recipe", "is not what Saveslot writes") from exc
         if len(numbers) < 7 or len(numbers) % 2 == 0:  # noqa: PLR2004
             raise Corrupt("a recipe", "is cut short")
         ranges: list[tuple[int, int]] = []
@@ -138,23 +142,20 @@ class Recipe(NamedTuple):
 NOTHING = Recipe()
 
 
-class State:
+class State(msgspec.Struct, eq=False):
     """A state as texts, with what rebuilds it. Its texts belong to it alone: `append` changes them in place."""
 
-    __slots__ = ("_base_digest", "_base_keys", "_kept", "digest", "recipe", "tagged", "texts", "tip", "weight")
-
-    def __init__(self, texts: Texts | None = None, *, tagged: bool = False) -> None:
-        self.texts: Texts = {} if texts is None else texts
-        self.tagged = tagged
-        self.recipe = NOTHING
-        self.digest = b""
-        self.weight = 0  # of the texts, of a state that something can be built on
-        self.tip = 0  # the newest entry that may hold a frame; a range may only be prolonged from there
-        # What the next long patch stands on: the keyframe or long patch before. Of its texts only this is remembered,
-        # how many bytes in front and behind are still the same, for each one that changed.
-        self._base_digest = b""
-        self._base_keys: list[str] = []
-        self._kept: dict[str, tuple[int, int]] = {}
+    texts: Texts = {}
+    tagged: bool = False
+    weight: int = 0  # of the texts, as one JSON object
+    tip: int = 0  # the newest entry that may hold a frame; a range may only be prolonged from there
+    recipe: Recipe = NOTHING
+    digest: bytes = b""
+    # What the next long patch stands on: the keyframe or long patch before. Of its texts only this is remembered, how
+    # many bytes in front and behind are still the same, for each one that changed.
+    _base_digest: bytes = b""
+    _base_keys: list[str] = []
+    _kept: dict[str, tuple[int, int]] = {}
 
     def value(self) -> dict[str, Any]:
         return {key: decode(text, tagged=self.tagged) for key, text in self.texts.items()}
@@ -243,17 +244,17 @@ def rebuild(frames: Sequence[bytes], digest: bytes, where: str, recipe: Recipe |
         raise Corrupt(where, f"a frame {exc.reason}") from exc
     state.digest = digest
     state.recipe = recipe or NOTHING
-    state.weight = _length(state.texts)
+    state.weight = size_of(state.texts)
     return state
 
 
 def write(before: State | None, value: dict[str, Any], seq: int, path: str, limit: int = MAX_STATE) -> Written:
     """Encode a whole state as what changed since `before`, which stays as it is."""
-    texts, tagged = encode_keys(value, path, min(limit, MAX_WHOLE))
-    after = State(texts, tagged=tagged)
+    texts, weight, tagged = encode_keys(value, path, min(limit, MAX_WHOLE))
+    after = State(texts, tagged, weight, seq)
     if before is None or not before.recipe.ranges:
-        return _finished(after, None, [], seq)
-    return _finished(after, before, _compared(before.texts, after.texts), seq)
+        return _finished(after, None, [])
+    return _finished(after, before, _compared(before.texts, texts))
 
 
 def append(before: State | None, items: dict[str, Any], seq: int, limit: int = MAX_STATE) -> Written:
@@ -265,7 +266,7 @@ def append(before: State | None, items: dict[str, Any], seq: int, limit: int = M
     additions: list[tuple[str, bytes]] = []
     tagged = state.tagged
     limit = min(limit, MAX_WHOLE)
-    size = size_of(state.texts)
+    weight = size_of(state.texts)
     for name, more in items.items():
         key = checked_key(name, "append")
         path = place("append", [key])
@@ -274,9 +275,9 @@ def append(before: State | None, items: dict[str, Any], seq: int, limit: int = M
         if not state.texts.get(key, b"[]").startswith(b"["):
             raise InvalidInput(path, "the checkpoint holds no list there")
         text, special = encode(cast("Any", more), path, limit, depth=1)
-        size += len(text) + (0 if key in state.texts else len(key.encode()) + 4)
-        if size > limit:
-            raise TooLarge("append", limit=limit, size=size)
+        weight += len(text) + (0 if key in state.texts else len(key.encode()) + 4)
+        if weight > limit:
+            raise TooLarge("append", limit=limit, size=weight)
         tagged = tagged or special
         if len(text) > len("[]") or key not in state.texts:
             additions.append((key, text))
@@ -293,13 +294,13 @@ def append(before: State | None, items: dict[str, Any], seq: int, limit: int = M
         grown = old if isinstance(old, bytearray) else bytearray(old)
         grown[-1:-1] = middle
         state.texts[key] = grown
-    after = State(state.texts, tagged=tagged)
-    return _finished(after, state if state.recipe.ranges else None, ops, seq)
+    after = State(state.texts, tagged, weight, seq)
+    return _finished(after, state if state.recipe.ranges else None, ops)
 
 
-def _finished(after: State, before: State | None, ops: list[Op], seq: int) -> Written:
+def _finished(after: State, before: State | None, ops: list[Op]) -> Written:
     """The frame for a state whose texts are known: a patch where that pays, or a keyframe."""
-    after.tip, after.weight = seq, _length(after.texts)
+    seq = after.tip
     if before is not None:
         if not ops:
             after.follow(before, ops)
@@ -324,10 +325,6 @@ def _finished(after: State, before: State | None, ops: list[Op], seq: int) -> Wr
     after.recipe, after.digest = Recipe(((seq, seq),), 1, 0, len(frame), 0, 0), chained(b"", frame)
     after.stand(after.digest)
     return Written(frame, after)
-
-
-def _length(texts: Texts) -> int:
-    return sum(map(len, texts.values()))
 
 
 def _extended(recipe: Recipe, tip: int, seq: int, weight: int) -> Recipe | None:
@@ -365,14 +362,13 @@ def _compared(old: Texts, new: Texts) -> list[Op]:
             ops.append(Splice(key, 0, 0, bytes(text)))
         elif before != text:
             _compare_texts(key, before, text, ops)
-    _arranged(list(old), list(new), ops)
+    if list(old) != list(new):
+        _arranged(list(old), list(new), ops)
     return ops
 
 
 def _arranged(old: list[str], new: list[str], ops: list[Op]) -> None:
     """Which keys went, and the order of the others where it is not as expected."""
-    if old == new:
-        return
     left, known = set(new), set(old)
     ops.extend(Remove(key) for key in old if key not in left)
     if [key for key in old if key in left] + [key for key in new if key not in known] != new:
@@ -517,10 +513,3 @@ def _patch(texts: Texts, body: Text) -> list[Op]:
             texts.clear()
             texts.update(items)
     return ops
-
-
-def _varints(data: bytes) -> Iterator[int]:
-    at = 0
-    while at < len(data):
-        number, at = read_varint(data, at)
-        yield number

@@ -63,8 +63,11 @@ def encode(value: Any, path: str, limit: int = MAX_STATE, depth: int = 0) -> tup
     return text, simple is not None and _TAG_TEXT in text
 
 
-def encode_keys(value: dict[str, Any], path: str, limit: int = MAX_STATE) -> tuple[dict[str, bytes | bytearray], bool]:
-    """The text of each key of a state. The keys of the state itself are the caller's own: none of them is a tag."""
+def encode_keys(value: dict[str, Any], path: str, limit: int) -> tuple[dict[str, bytes | bytearray], int, bool]:
+    """The text of each key of a state, how long they are as one object, and whether they may hold tagged values.
+
+    The keys of the state itself are the caller's own: none of them is a tag.
+    """
     if not isinstance(value, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidInput(path, f"must be a dict, not {type(value).__name__}")
     simple = _looked_at(value, path, limit, 0)
@@ -77,7 +80,7 @@ def encode_keys(value: dict[str, Any], path: str, limit: int = MAX_STATE) -> tup
         raise
     if size > limit:
         raise TooLarge(path, limit=limit, size=size)
-    return texts, simple is not None and any(_TAG_TEXT in text for text in texts.values())
+    return texts, size, simple is not None and any(_TAG_TEXT in text for text in texts.values())
 
 
 def size_of(texts: Mapping[str, bytes | bytearray]) -> int:
@@ -145,23 +148,24 @@ def _small(value: Any, simple: frozenset[type]) -> bool:
 
     A third of the time for a state of one message (1.6 us instead of 5.6).
     """
-    items = 0
+    room = _MANY
     found: list[Any] = [value]
     for inner in found:
-        more: Collection[Any] = ()
         kind = type(inner)  # pyright: ignore[reportUnknownVariableType]
         if kind is dict:
             if TAG in inner or not _TEXT.issuperset(map(type, inner)):
                 return False
-            more = inner.values()
+            items: Collection[Any] = inner.values()
         elif kind is list:
-            more = inner
-        elif kind is not float or not isfinite(inner):
+            items = inner
+        elif kind is float and isfinite(inner):
+            continue
+        else:
             return False
-        items += len(more)
-        if items > _MANY:
+        room -= len(items)
+        if room < 0:
             return False
-        found += [item for item in more if type(item) not in simple]
+        found += [item for item in items if type(item) not in simple]
     return True
 
 
