@@ -159,13 +159,9 @@ def varint(number: int) -> bytes:
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """The number at that place, and the place behind it."""
-    number = shift = 0
-    while True:
-        if at >= len(data) or shift > 63:  # noqa: PLR2004
-            raise Corrupt("a frame", "ends inside a number")
-        byte = data[at]
-        number |= (byte & 0x7F) << shift
-        at += 1
+    number = 0
+    for n, byte in enumerate(data[at : at + 9]):
+        number |= (byte & 0x7F) << 7 * n
         if byte < 0x80:  # noqa: PLR2004
-            return number, at
-        shift += 7
+            return number, at + n + 1
+    raise Corrupt("a frame", "ends inside a number")
