@@ -21,7 +21,18 @@ import pytest
 
 from saveslot import codec
 from saveslot.codec.cipher import Body, Cipher, place_of
-from saveslot.codec.frame import DICTIONARY, PATCH, SEAL, TAGGED as TAGGED_FLAG, ZSTD, chained, dictionary, unpack
+from saveslot.codec.frame import (
+    DICTIONARY,
+    PATCH,
+    SEAL,
+    TAGGED as TAGGED_FLAG,
+    WORDS,
+    ZSTD,
+    chained,
+    dictionary,
+    unpack,
+)
+from saveslot.errors import Corrupt
 from saveslot.model import Kind
 
 HERE = Path(__file__).parent / "golden"
@@ -223,9 +234,22 @@ def test_every_form_of_a_frame_is_among_them() -> None:
 
 def test_the_dictionary_is_what_it_was() -> None:
     """Without these very bytes no small frame can be read: it is never changed."""
-    digest = sha256(dictionary().dict_content).hexdigest()
+    digest = sha256(WORDS.read_bytes()).hexdigest()
     assert digest == "2df519ef4a5bb824d431e721406ffbccaf79e88e0bafdfe70f5268e20f3b11d9"
     assert f"`{digest}`" in FORMAT
+
+
+def test_a_damaged_dictionary_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dictionary with one other letter would give back other words: it is refused."""
+    damaged = tmp_path / WORDS.name
+    damaged.write_bytes(WORDS.read_bytes().replace(b"messages", b"massages"))
+    monkeypatch.setattr("saveslot.codec.frame.WORDS", damaged)
+    dictionary.cache_clear()
+    try:
+        with pytest.raises(Corrupt, match=r"small\.zdict"):
+            unpack(stored("small.1.frame"))
+    finally:
+        dictionary.cache_clear()
 
 
 def shown(block: str) -> bytes:

@@ -37,6 +37,8 @@ WORTH_COMPRESSING, WORTH_ALONE = 192, 256
 # Up to here the dictionary makes English, code and JSON shorter, and is quicker: no table of frequencies has to be made
 # (docs/decisions/0039). A body of which it leaves more than this part is of other letters; zstd alone may do better.
 SMALL, FITTING = 1280, 0.65
+WORDS = Path(__file__).with_name("small.zdict")
+WORDS_SHA256 = "2df519ef4a5bb824d431e721406ffbccaf79e88e0bafdfe70f5268e20f3b11d9"
 # More is decompressed bit by bit, into its place: memory that the system has to find first costs more than the copying.
 BIT = 16 * 1024
 # No frame holds more, whatever the limit for states: a forged length cannot fill the memory.
@@ -46,7 +48,10 @@ MAX_RAW = 256 * 1024 * 1024
 @cache
 def dictionary() -> zstd.ZstdDict:
     """What small frames have in common. It never changes: a better one would be another file, with another flag."""
-    return zstd.ZstdDict(Path(__file__).with_name("small.zdict").read_bytes())
+    content = WORDS.read_bytes()
+    if sha256(content).hexdigest() != WORDS_SHA256:  # another one would be read as other words, without a complaint
+        raise Corrupt("a frame", f"needs {WORDS.name}, which is not as Saveslot brought it: install it anew")
+    return zstd.ZstdDict(content)
 
 
 class _Compressors(local):
