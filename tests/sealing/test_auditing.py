@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import apsw
 import pytest
 
 import saveslot
 from saveslot import NotFound, SessionManager
-from saveslot.model import AgentSession
+from saveslot.log import Entry
+from saveslot.model import AgentSession, Kind
+from saveslot.stores.chained import linked
 
 KEY = bytes(range(32))
 
@@ -59,6 +63,20 @@ async def test_every_entry_fits(opened, key):
         assert (await sessions.audit("s", link="0" * 32)).misfit is not None
         with pytest.raises(NotFound):
             await sessions.audit("nobody")
+
+
+def test_a_link_is_what_the_format_says():
+    """Byte by byte, so that links of today can be verified by whoever reads them later."""
+    first = Entry(1, b"a" * 16, Kind.CREATED, "session_created", digest=b"d" * 32)
+    told = bytes.fromhex("95 c400 90 00 c410") + b"k" * 16
+    told += bytes.fromhex("97 c410") + b"a" * 16 + bytes.fromhex("01 00 af") + b"session_created"
+    told += bytes.fromhex("00 c420") + b"d" * 32 + bytes.fromhex("c0")
+    before = linked(b"k" * 16, first, b"", [])
+    assert before == b"\x00" + sha256(told).digest()[:15]
+    later = Entry(300, b"b" * 16, Kind.FAILED, "ü", at=5, fence=2, note=b"s" * 16 + b"more")
+    told = bytes.fromhex("95 c410") + before + bytes.fromhex("92 cd012c cf000640000000ffff 05 c410") + b"k" * 16
+    told += bytes.fromhex("97 c410") + b"b" * 16 + bytes.fromhex("cd012c 06 a2c3bc 02 c400 c410") + b"s" * 16
+    assert linked(b"k" * 16, later, before, [300, 0x000640000000FFFF]) == b"\x05" + sha256(told).digest()[:15]
 
 
 def flipped(value: bytes | None) -> bytes:

@@ -16,8 +16,8 @@ from __future__ import annotations
 from asyncio import gather
 from collections.abc import Sequence
 from hashlib import sha256
-from struct import Struct
 
+from msgspec.msgpack import Encoder
 from msgspec.structs import replace
 
 from saveslot.log import (
@@ -53,22 +53,17 @@ def split(digest: bytes) -> tuple[bytes, bytes]:
     return (digest[:-LINK], digest[-LINK:]) if size in {LINK, DIGEST + LINK} else (digest, b"")
 
 
-_SIZES = Struct(">BBQBQHB").pack
-_TIMES = tuple(Struct(f">{many}q").pack for many in range(REACH + 1))
+_packed = Encoder().encode
 _MARKS = tuple(bytes((mark,)) for mark in range(256))
 
 
-def linked(key: bytes, entry: Entry, before: bytes, times: Sequence[int], *, given: bool) -> bytes:
+def linked(key: bytes, entry: Entry, before: bytes, times: Sequence[int]) -> bytes:
     """The link of an entry whose digest is bare. Each checkpoint pays for this."""
-    many = len(times)
-    mark = many << 1 | given
-    name, digest, note = entry.name.encode(), entry.digest, entry.note
-    sizes = _SIZES(mark, len(before), entry.seq, entry.kind, entry.fence, len(name), len(digest))
-    tail = b"\0" if note is None else b"\1" + note[:SEAL]
-    if given:
-        tail += _TIMES[1](entry.at)
-    found = sha256(b"".join((sizes, before, _TIMES[many](*times), key, entry.append_id, name, digest, tail)))
-    return _MARKS[mark] + found.digest()[: LINK - 1]
+    given = entry.at > 0
+    own, seal = entry.at if given else 0, entry.note and entry.note[:SEAL]
+    what = (entry.append_id, entry.seq, entry.kind, entry.name, entry.fence, entry.digest, seal)
+    found = sha256(_packed((before, times, own, key, what)))
+    return _MARKS[len(times) << 1 | given] + found.digest()[: LINK - 1]
 
 
 def misfit(key: bytes, entries: Sequence[Entry]) -> tuple[int, str] | None:
@@ -83,11 +78,12 @@ def misfit(key: bytes, entries: Sequence[Entry]) -> tuple[int, str] | None:
             if link and (entry.kind is not Kind.TOMBSTONE or place + 1 < len(entries)):
                 return entry.seq, "carries no link, though entries before it do: it was changed, or put there"
             continue
-        reach, given = own[0] >> 1, bool(own[0] & 1)
+        reach, given = own[0] >> 1, own[0] & 1
         if reach > place:
             return entry.seq, "was changed"
         times = [one.at for one in entries[place - reach : place]]
-        if linked(key, replace(entry, digest=digest), link, times, given=given) != own:
+        bare = replace(entry, digest=digest, at=entry.at if given else 0)
+        if linked(key, bare, link, times) != own:
             covered = f", or the time of {'an entry' if reach > 1 else 'the one'} right before it" if reach else ""
             return entry.seq, f"does not fit what stands before it: it was changed{covered}"
         note = entry.note or b""
@@ -108,20 +104,24 @@ class ChainedStore(PassingStore):
         return self._inner
 
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
+        """Links are written into the entries: whoever calls this gives them away."""
         tips = self._tips
         if len(groups) > 1:
             await self._learn(groups)
-        sent: list[Group] = []
         for group in groups:
-            tip = tips.get(group.key, BEGINNING) if group.create is None else BEGINNING
-            if tip[0] != group.prev:
-                tip = await self._read(group)
-            sent.append(_chained(group, tip))
-        verdicts = await self._inner.append(sent)
-        for group, verdict in zip(sent, verdicts, strict=True):
+            prev, link, times = tips.get(group.key, BEGINNING)
+            if prev != group.prev:
+                _, link, times = await self._read(group)
+            for entry in group.entries:
+                link = linked(group.key, entry, link, times)
+                entry.digest += link
+                times = ()
+        verdicts = await self._inner.append(groups)
+        for n, verdict in enumerate(verdicts):
+            group = groups[n]
             if verdict.outcome is APPENDED:
-                last, times = group.entries[-1], verdict.times
-                self._remember(group.key, (last.append_id, last.digest[-LINK:], times[-REACH:]))
+                last = group.entries[-1]
+                self._remember(group.key, (last.append_id, last.digest[-LINK:], verdict.times[-REACH:]))
             else:  # also a retry: what landed the first time may have been sealed otherwise
                 tips.pop(group.key, None)
                 verdict.head = verdict.head and _bare(verdict.head)
@@ -130,13 +130,15 @@ class ChainedStore(PassingStore):
     async def _learn(self, groups: Sequence[Group]) -> None:
         """What many groups follow, where it is not known: read together."""
         tips = self._tips
-        unknown = [g for g in groups if g.create is None and tips.get(g.key, BEGINNING)[0] != g.prev]
+        unknown = [group for group in groups if tips.get(group.key, BEGINNING)[0] != group.prev]
         for group, tip in zip(unknown, await gather(*map(self._read, unknown)), strict=True):
             self._remember(group.key, tip)
 
     async def _read(self, group: Group) -> Tip:
         """What the group follows, from the store; should it not be there, the store says so."""
         last = group.entries[0].seq - 1
+        if not last:
+            return BEGINNING
         found = await self._inner.entries(group.key, [(last, last)], frames=False)
         if found and (link := split(found[0].digest)[1]) and not link[0] >> 1:
             # The end of a group: the times of all its entries are to be covered.
@@ -173,16 +175,6 @@ class ChainedStore(PassingStore):
             key, ranges, kinds=kinds, name=name, newest=newest, frames=frames, largest=largest
         )
         return [_bare(entry) for entry in found]
-
-
-def _chained(group: Group, tip: Tip) -> Group:
-    _, link, times = tip
-    entries: list[Entry] = []
-    for entry in group.entries:
-        link = linked(group.key, entry, link, times, given=entry.at > 0)
-        entries.append(replace(entry, digest=entry.digest + link))
-        times = ()
-    return replace(group, entries=entries)
 
 
 def _bare(entry: Entry) -> Entry:
