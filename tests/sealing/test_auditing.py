@@ -109,6 +109,11 @@ class Forger:
         sql = f"update checkpoints set {column} = ? where key = ? and seq = ?"  # noqa: S608
         self._connection.execute(sql, (value, self._key, seq))
 
+    def add_tombstone(self, seq: int, name: str) -> None:
+        columns = "key, seq, append_id, kind, name, at, alive, fence, data_seq, about_seq, recipe, digest"
+        sql = f"insert into checkpoints ({columns}) values (?, ?, randomblob(16), 9, ?, 1, 1, 0, 0, 0, x'', x'')"  # noqa: S608
+        self._connection.execute(sql, (self._key, seq, name))
+
     def close(self) -> None:
         self._connection.close()
 
@@ -171,3 +176,17 @@ async def test_entries_removed_moved_and_cut_off_are_noticed(scene):
     forger.put("seq", last, -1)
     assert (await sessions.audit("s")).misfit is None
     assert (await sessions.audit("s", link=trail.head)).misfit == last
+
+
+async def test_the_tombstone_of_an_interrupted_purge_is_counted(scene):
+    """Bare, at the end and nowhere else; it has no link, and the newest one is still told."""
+    sessions, forgers = scene
+    before = await sessions.audit("s")
+    forger, last = forgers["s"], len(before.lines)
+    forger.add_tombstone(last + 1, "session_deleted")
+    trail = await sessions.audit("s", link=before.head)
+    assert (trail.misfit, trail.unlinked, trail.state, trail.head) == (None, 1, "deleted", before.head)
+    forger.add_tombstone(last + 2, "session_deleted")
+    assert (await sessions.audit("s")).misfit == last + 1
+    forgers["copy"].add_tombstone(len((await sessions.audit("copy")).lines) + 1, "session_erased")
+    assert (await sessions.audit("copy")).misfit is not None
