@@ -16,6 +16,7 @@ from __future__ import annotations
 from asyncio import gather
 from collections.abc import Sequence
 from hashlib import sha256
+from itertools import islice
 
 from msgspec.msgpack import Encoder
 from msgspec.structs import replace
@@ -127,10 +128,12 @@ class ChainedStore(PassingStore):
             group = groups[n]
             if verdict.outcome is APPENDED:
                 last = group.entries[-1]
-                self._remember(group.key, (last.append_id, last.digest[-LINK:], verdict.times[-REACH:]))
+                tips[group.key] = (last.append_id, last.digest[-LINK:], verdict.times[-REACH:])
             else:  # also a retry: what landed the first time may have been sealed otherwise
                 tips.pop(group.key, None)
                 verdict.head = verdict.head and _bare(verdict.head)
+        if len(tips) > REMEMBERED:
+            self._forget()
         return verdicts
 
     async def _learn(self, groups: Sequence[Group]) -> None:
@@ -138,7 +141,7 @@ class ChainedStore(PassingStore):
         tips = self._tips
         unknown = [group for group in groups if tips.get(group.key, BEGINNING)[0] != group.prev]
         for group, tip in zip(unknown, await gather(*map(self._read, unknown)), strict=True):
-            self._remember(group.key, tip)
+            tips[group.key] = tip
 
     async def _read(self, group: Group) -> Tip:
         """What the group follows, from the store; should it not be there, the store says so."""
@@ -151,19 +154,22 @@ class ChainedStore(PassingStore):
             found = await self._inner.entries(group.key, [(max(1, last - REACH + 1), last)], frames=False)
         return _tip(found) if found else BEGINNING
 
-    def _remember(self, key: bytes, tip: Tip) -> None:
-        if len(self._tips) >= REMEMBERED and key not in self._tips:
-            del self._tips[next(iter(self._tips))]
-        self._tips[key] = tip
+    def _forget(self) -> None:
+        """What was remembered first, as much as is too much."""
+        for key in list(islice(self._tips, len(self._tips) - REMEMBERED)):
+            del self._tips[key]
 
     async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
-        return [head and self._head(head) for head in await self._inner.heads(refs)]
+        found = [head and self._head(head) for head in await self._inner.heads(refs)]
+        if len(self._tips) > REMEMBERED:
+            self._forget()
+        return found
 
     def _head(self, head: Head) -> Head:
         link = split(head.last.digest)[1]
         # Else it ends a group: the times of all its entries are to be covered.
         if not link or link[0] >> 1 or head.last.seq == 1:
-            self._remember(head.row.key, (head.last.append_id, link, (head.last.at,)))
+            self._tips[head.row.key] = (head.last.append_id, link, (head.last.at,))
         return Head(head.row, _bare(replace(head.last)))
 
     async def entries(
