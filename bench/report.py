@@ -34,6 +34,8 @@ def written(results: Results, sizes: Sizes, facts: list[tuple[str, str]], day: s
         ALONE,
         table(("B", "per second", "p50 ms", "p99 ms", "of the raw loop"), small_rows(results.small, FLOOR)),
         table(("C", "per second", "p50 ms", "p99 ms", "of OpenAI's"), small_rows(results.crowd, OPENAI)),
+        SEALED,
+        table(("C, short turns", "encrypted, per second", "without", "share"), sealing_rows(results)),
         "## D. Resume",
         "The session of A: open, read, decode; a `hold` also takes it and lets it go. Imports are not counted.",
         table(("", "ms, fresh process", "ms, same process"), resume_rows(results)),
@@ -69,6 +71,9 @@ READING = """\
 Figures are medians, in brackets the lowest and highest. Differences under 1.5x mean little; with a load above the
 number of cores, larger ones do not mean much either."""
 ALONE = "Each run has a process of its own, which imports no other peer and saves a few checkpoints before it counts."
+SEALED = """\
+With `encryption_key`: two managers on one file in turn, one with a key and one without, many turns of a tenth of a
+second. The share is the median of the ratios, pair by pair."""
 OWNING = """\
 One session taken and let go; many held in one process for 11 seconds; then another worker claims them, of 20 entries
 each."""
@@ -100,7 +105,7 @@ def targets(results: Results, sizes: Sizes) -> list[Row]:
     raw, peer = ratios(results.small[SAVESLOT], results.small[FLOOR]), ratios(crowd, results.crowd[OPENAI])
     rate = median(one.per_second for one in crowd)
     last, slow = median(one.last.p50 for one in long), median(one.last.p99 for one in long)
-    packages = len(core_packages())
+    packages, kept = len(core_packages()), results.sealing["share"]
 
     def row(name: str, goal: str, value: float, shown: str, limit: float, *, least: bool = False) -> Row:
         met = value >= limit if least else value <= limit
@@ -114,6 +119,7 @@ def targets(results: Results, sizes: Sizes) -> list[Row]:
         row("B: against the raw apsw loop", "at least 0.7", raw, f"{raw:.2f}", 0.7, least=True),
         row("C: 64 sessions, durable/s", "at least 15,000", rate, f"{rate:,.0f}", 15_000, least=True),
         row("C: against OpenAI's SQLiteSession", "at least 5x", peer, f"{peer:.1f}x", 5, least=True),
+        row("C: encrypted, of the same without", "at least 85%", kept, f"{kept:.0%}", 0.85, least=True),
         row("A: last p50", "at most 3 ms", last, f"{last:.2f} ms", 3),
         row("A: last p99", "at most 15 ms", slow, f"{slow:.1f} ms", 15),
         row("A: stored per checkpoint", "under 2.5 KB", size, f"{size / 1000:.2f} KB", 2500),
@@ -175,6 +181,12 @@ def small_rows(found: dict[str, list[Series]], beside: str) -> Iterable[Row]:
 def resume_rows(results: Results | servers.Results) -> Iterable[Row]:
     for name, runs in results.resumed.items():
         yield name, milliseconds(runs), milliseconds(results.reopened[name])
+
+
+def sealing_rows(results: Results) -> Iterable[Row]:
+    found = results.sealing
+    pairs, share = f"{found['pairs']:,} pairs", f"{found['share']:.1%}"
+    yield pairs, f"{found['sealed']:,.0f}", f"{found['plain']:,.0f}", share
 
 
 def owning_targets(results: Results, row: Callable[..., Row]) -> Iterable[Row]:

@@ -28,6 +28,8 @@ PEERS = {OPENAI, LANGGRAPH}
 ROUNDS = 3
 # So many of the resumes are by a fresh process; a peer's spends seconds on its imports.
 FRESH_RESUMES, PEER_RESUMES = 5, 1
+# With and without a key: many short turns, at most half a minute; a few in a quick run.
+PAIRS, FEW_PAIRS = 101, 11
 
 
 @dataclass
@@ -50,6 +52,7 @@ class Results:
     resumed: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # ms, fresh process
     reopened: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # ms, same process
     imports: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # ms
+    sealing: dict[str, float] = field(default_factory=dict[str, float])
     walks: list[Walk] = field(default_factory=list[Walk])
     owning: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     servers: servers.Results = field(default_factory=servers.Results)
@@ -69,6 +72,8 @@ def run(folder: Path, sizes: Sizes, repeats: int, walk: int, say: Callable[[str]
             small(folder, sizes, results, repeat + turn)
         say(f"repeat {repeat + 1} of {repeats}: long sessions and resume")
         long(folder, sizes, results, repeat)
+    say("small checkpoints with and without encryption")
+    results.sealing = fresh.printed("-m", "bench.sealing", "pairs", str(FEW_PAIRS if sizes == QUICK else PAIRS))
     for repeat in range(repeats):
         say(f"repeat {repeat + 1} of {repeats}: {walk:,} sessions held and taken over")
         with database(folder) as path:

@@ -1,22 +1,30 @@
-"""What encryption costs: the same shapes with and without a key, in turn, by CPU time (others may use the machine).
+"""What encryption costs: the same shapes with and without a key, in turn.
 
-python -m bench.sealing [url]
+python -m bench.sealing [url]           every shape, by CPU time (others may use the machine)
+python -m bench.sealing pairs COUNT     64 sessions at once on SQLite, by throughput, in so many pairs; prints JSON
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from time import process_time
+from time import perf_counter, process_time
+from typing import Any
 
 import saveslot
-from saveslot.benchmark import message
+from saveslot import SessionManager
+from saveslot.benchmark import Sizes, at_once, message
 
 ROUNDS = 7
+# Seconds after which no further pair begins.
+LONGEST = 30.0
 TURNS = [message(n, 1490) for n in range(400)]
 SMALL = [message(n, 1000) for n in range(40)]
 
@@ -63,6 +71,51 @@ async def resume(url: str, key: bytes | None, turns: int = 200) -> float:
     return 10 / (process_time() - start)
 
 
+async def pairs(folder: Path, count: int) -> dict[str, float]:
+    """Checkpoints a second with and without a key, and the median of the ratios of two turns side by side.
+
+    A turn takes a tenth of a second: what disturbs the machine for longer disturbs both. Who goes first changes.
+    """
+    url = f"sqlite:///{folder / 'pairs.db'}"
+    async with (
+        saveslot.open(url, namespace="plain") as plain,
+        saveslot.open(url, namespace="sealed", encryption_key=os.urandom(32)) as sealed,
+    ):
+        turns = [await turn_of(plain), await turn_of(sealed)]
+        for turn in turns:
+            await turn()
+        gc.collect()
+        gc.freeze()
+        rates: list[list[float]] = [[], []]
+        end = perf_counter() + LONGEST
+        for n in range(count):
+            if rates[0] and perf_counter() > end:
+                break
+            for who in (n % 2, 1 - n % 2):
+                rates[who].append(await turns[who]())
+    shares = [b / a for a, b in zip(*rates, strict=True)]
+    return {
+        "pairs": len(shares),
+        "plain": statistics.median(rates[0]),
+        "sealed": statistics.median(rates[1]),
+        "share": statistics.median(shares),
+    }
+
+
+async def turn_of(manager: SessionManager) -> Callable[[], Awaitable[float]]:
+    """C, a few checkpoints of each session: how many a second."""
+    sizes = Sizes(each=20)
+    ids = [(await manager.create_session("bench")).session_id for _ in range(sizes.sessions)]
+
+    async def save(session: int, _new: object, state: Any) -> None:
+        await manager.checkpoint(ids[session], "turn", state)
+
+    async def turn() -> float:
+        return (await at_once(save, sizes, lambda *_: None)).per_second
+
+    return turn
+
+
 async def main(urls: list[str]) -> None:
     key = os.urandom(32)
     with tempfile.TemporaryDirectory() as folder:
@@ -76,4 +129,10 @@ async def main(urls: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1:]))
+    match sys.argv[1:]:
+        case ["pairs", count]:
+            # Beside this file, not in the system's folder for such things: that one may be in memory.
+            with tempfile.TemporaryDirectory(suffix=".tmp", dir=Path(__file__).parent) as folder:
+                print(json.dumps(asyncio.run(pairs(Path(folder), int(count)))))
+        case urls:
+            asyncio.run(main(urls))

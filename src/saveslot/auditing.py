@@ -34,12 +34,12 @@ class Audit(msgspec.Struct, frozen=True):
     lines: list[AuditLine]
     misfit: int | None = None
     wrong: str = ""
-    unlinked: int = 0  # entries at the beginning, of an older Saveslot, for which nothing vouches
+    unlinked: int = 0  # entries for which nothing vouches: an older Saveslot's, or the tombstone of an interrupted gc
 
     @property
     def head(self) -> str:
         """The newest link. Noted elsewhere, it proves later that nothing up to here was changed."""
-        return self.lines[-1].link if self.lines else ""
+        return next((line.link for line in reversed(self.lines) if line.link), "")
 
 
 def trail(row: Row, entries: Sequence[Entry], link: str | None = None) -> Audit:

@@ -5,43 +5,39 @@ A counter is written by one thread at a time: what is counted in several has a c
 
 from __future__ import annotations
 
+from math import log2
 from typing import Any
 
-# Eight buckets for each power of two: a percentile is at most an eighth above the truth.
-BITS = 3
-FINE = 1 << BITS
-# Up to 2^42 ns, more than an hour; what is longer counts as that.
-TOP = 42 * FINE - 1
+# Eight buckets for each power of two: a percentile is at most a tenth above the truth.
+FINE = 8
+# Up to 2^63: as nanoseconds some centuries.
+BUCKETS = 63 * FINE + 1
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 class Spread:
     """How values are distributed: counts in buckets that grow with the value, from which percentiles are read."""
 
-    __slots__ = ("buckets", "count", "largest")
+    __slots__ = ("buckets", "largest")
 
     def __init__(self) -> None:
-        self.buckets = [0] * (TOP + 1)
-        self.count = 0
+        self.buckets = [0] * BUCKETS
         self.largest = 0
 
+    @property
+    def count(self) -> int:
+        return sum(self.buckets)
+
     def add(self, value: int) -> None:
-        self.count += 1
-        if value > self.largest:  # noqa: PLR1730  (`max` and `min` would cost more than all the rest)
+        self.buckets[int(log2(value + 1) * FINE)] += 1
+        if value > self.largest:  # noqa: PLR1730  (`max` would cost as much as all the rest)
             self.largest = value
-        #  0 … 15: each its own bucket;  16, 17: one;  …;  0b1xxx…: by the highest bit and the three that follow it
-        shift = value.bit_length() - 1 - BITS
-        if shift > 0:
-            index = (shift << BITS) + (value >> shift)
-            self.buckets[index if index < TOP else TOP] += 1  # noqa: FURB136
-        else:
-            self.buckets[value] += 1
 
     def percentiles(self, unit: float = 1) -> dict[str, float]:
         """p50, p90, p99 and the largest, in that unit; all 0 when nothing was counted."""
         told = dict.fromkeys(QUANTILES, 0.0)
-        seen = 0
-        wanted = [(name, share * self.count) for name, share in QUANTILES.items()] if self.count else []
+        seen, count = 0, self.count
+        wanted = [(name, share * count) for name, share in QUANTILES.items()] if count else []
         for index, many in enumerate(self.buckets):
             seen += many
             while wanted and many and seen >= wanted[0][1]:
@@ -51,8 +47,7 @@ class Spread:
 
 def _most(index: int) -> int:
     """The largest value of a bucket."""
-    shift = (index >> BITS) - 1
-    return index if shift <= 0 else ((index - (shift << BITS) + 1) << shift) - 1
+    return int(2 ** ((index + 1) / FINE)) - 1
 
 
 class Calls:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from struct import Struct
 from types import CoroutineType
 from typing import Any, NamedTuple
 
@@ -60,6 +61,10 @@ class Locked(NamedTuple):
     wrapped: bytes = b""
 
 
+class Gone(NamedTuple):
+    """A session that was deleted. The store says so, and needs nothing of what is written for that."""
+
+
 class SealedStore(PassingStore):
     """Rows that `find` shows and bodies that `empty` takes are as stored; what a session is about is in its head."""
 
@@ -89,53 +94,60 @@ class SealedStore(PassingStore):
     # Down
 
     def append(self, groups: Sequence[Group]) -> CoroutineType[Any, Any, list[Verdict]]:
-        known, sealed = self._known, False
+        known = self._known
+        stored: list[Group] = []
         for group in groups:
-            if group.create is not None or group.key not in known:
+            if group.key not in known:
                 return self._append(groups)
-            sealed = sealed or known[group.key] is not None
-        return self._inner.append([self._sealed(group) for group in groups] if sealed else groups)
+            stored.append(self._sealed(group, known[group.key]))
+        return self._stored.append(stored)
 
     async def _append(self, groups: Sequence[Group]) -> list[Verdict]:
+        """The same with sessions that are new, or of which is not known how they are sealed."""
         known = self._known
-        unknown = [group.key for group in groups if group.key not in known and group.create is None]
+        new = {group.key: self._new(group.create) for group in groups if group.create is not None}
+        how: dict[bytes, Opened | Locked | Gone | None] = {
+            **new,
+            **{group.key: known[group.key] for group in groups if group.key in known},
+        }
+        unknown = [group.key for group in groups if group.key not in how]
         if unknown:
-            await self.heads(unknown)
-        verdicts = await self._inner.append([self._sealed(group) for group in groups])
+            heads = await self.heads(unknown)
+            how |= {key: Gone() if head is None else known[key] for key, head in zip(unknown, heads, strict=True)}
+        verdicts = await self._stored.append([self._sealed(group, how[group.key]) for group in groups])
         for group, verdict in zip(groups, verdicts, strict=True):
             # A retry was sealed anew; what is stored is what was sealed the first time.
-            if group.create is not None and verdict.outcome is not Outcome.APPENDED:
-                known.pop(group.key, None)
+            if group.key in new and verdict.outcome is Outcome.APPENDED:
+                self._remember(group.key, new[group.key])
         return verdicts
 
-    def _sealed(self, group: Group) -> Group:
-        """The group as it is stored."""
-        if group.create is not None and self._keyring is not None:
-            known = self._known.get(group.key) or self._remember(group.key, self._new(group.create, self._keyring))
-        elif group.create is not None:
-            known = self._remember(group.key, None)
-        elif group.key in self._known:
-            known = self._known[group.key]
-        else:  # deleted: the store says so, and needs nothing of it for that
-            bare = [replace(entry, frame=None, note=None) for entry in group.entries]
-            return replace(group, entries=bare, body=None)
+    def _sealed(self, group: Group, known: Opened | Locked | Gone | None) -> Group:
+        """The group as it is stored: a copy, which whoever takes it may change."""
+        made = replace(group, entries=list(map(replace, group.entries)))
         if known is None:
-            return group
-        if isinstance(known, Locked):
-            if group.body is None and all(_is_open(entry) for entry in group.entries):
-                return group
-            raise _again(known.why)
-        made = replace(group, entries=[_sealed(entry, known.cipher) for entry in group.entries])
-        if group.create is not None:
-            made.create = replace(group.create, body=self._sealed_body(known, group.create.key, group.create.body))
-        if group.body is not None:
-            made.body = self._sealed_body(known, group.key, group.body)
+            return made
+        if isinstance(known, Opened):
+            for entry in made.entries:
+                _seal(entry, known.cipher)
+            if made.create is not None:
+                made.create = replace(made.create, body=self._sealed_body(known, group.key, made.create.body))
+            if made.body is not None:
+                made.body = self._sealed_body(known, group.key, made.body)
+        elif isinstance(known, Locked):
+            if group.body is not None or not all(map(_is_open, group.entries)):
+                raise _again(known.why)
+        else:
+            made.body = None
+            for entry in made.entries:
+                entry.frame = entry.note = None
         return made
 
-    def _new(self, row: Row, keyring: Keyring) -> Opened:
-        """A key of its own for a new session."""
+    def _new(self, row: Row) -> Opened | None:
+        """A key of its own for a new session, if it is to be sealed."""
+        if self._keyring is None:
+            return None
         key, place = os.urandom(KEY), place_of(row.namespace, row.key)
-        return Opened(Cipher(key, place), row.namespace, *keyring.wrap(key, row.namespace, place))
+        return Opened(Cipher(key, place), row.namespace, *self._keyring.wrap(key, row.namespace, place))
 
     def _sealed_body(self, known: Opened, key: bytes, body: bytes) -> bytes:
         """Wrapped by the newest key: one that was replaced must not come back with a new context."""
@@ -259,22 +271,23 @@ def _is_open(entry: Entry) -> bool:
     return entry.frame is None and (entry.note is None or entry.kind in OPEN_KINDS)
 
 
-def _part(entry: Entry) -> bytes:
-    return (entry.kind << 64 | entry.seq).to_bytes(9)
+# Which entry it is, in all seals of its own: kind and seq.
+_part = Struct(">BQ").pack
 
 
-def _sealed(entry: Entry, cipher: Cipher) -> Entry:
-    part, digest, frame, note = _part(entry), entry.digest, entry.frame, entry.note
-    if frame is not None:
-        frame = cipher.seal_frame(frame, part + digest)
-    if note is not None and entry.kind not in OPEN_KINDS:
-        note = cipher.seal_note(note, part)
-    return replace(entry, digest=cipher.masked(digest, part), frame=frame, note=note)
+def _seal(entry: Entry, cipher: Cipher) -> None:
+    """In place. Each checkpoint pays for this."""
+    part = _part(entry.kind, entry.seq)
+    if entry.frame is not None:
+        entry.frame = cipher.seal_frame(entry.frame, part + entry.digest)
+    if entry.note is not None and entry.kind not in OPEN_KINDS:
+        entry.note = cipher.seal_note(entry.note, part)
+    entry.digest = cipher.masked(entry.digest, part)
 
 
 def _unsealed(entry: Entry, cipher: Cipher) -> Entry:
     """In place. What does not open stays shut, so that only whoever looks at it is told."""
-    part = _part(entry)
+    part = _part(entry.kind, entry.seq)
     entry.digest = cipher.masked(entry.digest, part)
     if entry.frame is not None:
         entry.frame = cipher.unseal_frame(entry.frame, part + entry.digest)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import apsw
 import pytest
 
 import saveslot
 from saveslot import NotFound, SessionManager
-from saveslot.model import AgentSession
+from saveslot.log import Entry
+from saveslot.model import AgentSession, Kind
+from saveslot.stores.chained import linked
 
 KEY = bytes(range(32))
 
@@ -61,6 +65,20 @@ async def test_every_entry_fits(opened, key):
             await sessions.audit("nobody")
 
 
+def test_a_link_is_what_the_format_says():
+    """Byte by byte, so that links of today can be verified by whoever reads them later."""
+    first = Entry(1, b"a" * 16, Kind.CREATED, "session_created", digest=b"d" * 32)
+    told = bytes.fromhex("95 c400 90 00 c410") + b"k" * 16
+    told += bytes.fromhex("97 c410") + b"a" * 16 + bytes.fromhex("01 00 af") + b"session_created"
+    told += bytes.fromhex("00 c420") + b"d" * 32 + bytes.fromhex("c0")
+    before = linked(b"k" * 16, first, b"", [])
+    assert before == b"\x00" + sha256(told).digest()[:15]
+    later = Entry(300, b"b" * 16, Kind.FAILED, "ü", at=5, fence=2, note=b"s" * 16 + b"more")
+    told = bytes.fromhex("95 c410") + before + bytes.fromhex("92 cd012c cf000640000000ffff 05 c410") + b"k" * 16
+    told += bytes.fromhex("97 c410") + b"b" * 16 + bytes.fromhex("cd012c 06 a2c3bc 02 c400 c410") + b"s" * 16
+    assert linked(b"k" * 16, later, before, [300, 0x000640000000FFFF]) == b"\x05" + sha256(told).digest()[:15]
+
+
 def flipped(value: bytes | None) -> bytes:
     return b"\0" * 16 if value is None else bytes([value[0] ^ 1]) + value[1:]
 
@@ -90,6 +108,11 @@ class Forger:
     def put(self, column: str, seq: int, value) -> None:
         sql = f"update checkpoints set {column} = ? where key = ? and seq = ?"  # noqa: S608
         self._connection.execute(sql, (value, self._key, seq))
+
+    def add_tombstone(self, seq: int, name: str) -> None:
+        columns = "key, seq, append_id, kind, name, at, alive, fence, data_seq, about_seq, recipe, digest"
+        sql = f"insert into checkpoints ({columns}) values (?, ?, randomblob(16), 9, ?, 1, 1, 0, 0, 0, x'', x'')"  # noqa: S608
+        self._connection.execute(sql, (self._key, seq, name))
 
     def close(self) -> None:
         self._connection.close()
@@ -153,3 +176,17 @@ async def test_entries_removed_moved_and_cut_off_are_noticed(scene):
     forger.put("seq", last, -1)
     assert (await sessions.audit("s")).misfit is None
     assert (await sessions.audit("s", link=trail.head)).misfit == last
+
+
+async def test_the_tombstone_of_an_interrupted_purge_is_counted(scene):
+    """Bare, at the end and nowhere else; it has no link, and the newest one is still told."""
+    sessions, forgers = scene
+    before = await sessions.audit("s")
+    forger, last = forgers["s"], len(before.lines)
+    forger.add_tombstone(last + 1, "session_deleted")
+    trail = await sessions.audit("s", link=before.head)
+    assert (trail.misfit, trail.unlinked, trail.state, trail.head) == (None, 1, "deleted", before.head)
+    forger.add_tombstone(last + 2, "session_deleted")
+    assert (await sessions.audit("s")).misfit == last + 1
+    forgers["copy"].add_tombstone(len((await sessions.audit("copy")).lines) + 1, "session_erased")
+    assert (await sessions.audit("copy")).misfit is not None

@@ -491,3 +491,18 @@ async def test_garbage_needs_no_key(opened):
     async with opened() as sessions:
         assert (await sessions.gc(timedelta(0), grace=timedelta(0))).sessions == ["s"]
         assert await sessions.get_session("s") is None
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["plain", "sealed"])
+async def test_nothing_is_lost_of_more_sessions_than_are_remembered(monkeypatch, key):
+    """A write to some that are remembered and some that are not stores all that it was given, and breaks no chain."""
+    monkeypatch.setattr("saveslot.sealing.REMEMBERED", 3)
+    monkeypatch.setattr("saveslot.stores.chained.REMEMBERED", 2)
+    async with SessionManager(encryption_key=key) as sessions:
+        ids = [(await sessions.create_session("tutor", context={"n": n})).session_id for n in range(6)]
+        assert await sessions.cleanup_stale_sessions(timedelta(0)) == 6
+        for n, name in enumerate(ids):
+            found = await sessions.get_session(name)
+            assert found.context == {"n": n, "failure_reason": "heartbeat_timeout"}
+            assert (await sessions.get_checkpoint(name, "session_failed")).data["error"] == "heartbeat_timeout"
+            assert (await sessions.audit(name)).misfit is None

@@ -454,5 +454,5 @@ async def audit(
         if verify or link is not None:
             raise SystemExit(1)
     elif verify:
-        older = f"; nothing vouches for the first {trail.unlinked:,}" if trail.unlinked else ""
-        note(f"{len(trail.lines):,} entries fit{older}")
+        others = f"; nothing vouches for {trail.unlinked:,} of them" if trail.unlinked else ""
+        note(f"{len(trail.lines):,} entries fit{others}")

@@ -16,8 +16,9 @@ from __future__ import annotations
 from asyncio import gather
 from collections.abc import Sequence
 from hashlib import sha256
-from struct import Struct
+from itertools import islice
 
+from msgspec.msgpack import Encoder
 from msgspec.structs import replace
 
 from saveslot.log import (
@@ -53,22 +54,17 @@ def split(digest: bytes) -> tuple[bytes, bytes]:
     return (digest[:-LINK], digest[-LINK:]) if size in {LINK, DIGEST + LINK} else (digest, b"")
 
 
-_SIZES = Struct(">BBQBQHB").pack
-_TIMES = tuple(Struct(f">{many}q").pack for many in range(REACH + 1))
+_packed = Encoder().encode
 _MARKS = tuple(bytes((mark,)) for mark in range(256))
 
 
-def linked(key: bytes, entry: Entry, before: bytes, times: Sequence[int], *, given: bool) -> bytes:
+def linked(key: bytes, entry: Entry, before: bytes, times: Sequence[int]) -> bytes:
     """The link of an entry whose digest is bare. Each checkpoint pays for this."""
-    many = len(times)
-    mark = many << 1 | given
-    name, digest, note = entry.name.encode(), entry.digest, entry.note
-    sizes = _SIZES(mark, len(before), entry.seq, entry.kind, entry.fence, len(name), len(digest))
-    tail = b"\0" if note is None else b"\1" + note[:SEAL]
-    if given:
-        tail += _TIMES[1](entry.at)
-    found = sha256(b"".join((sizes, before, _TIMES[many](*times), key, entry.append_id, name, digest, tail)))
-    return _MARKS[mark] + found.digest()[: LINK - 1]
+    given = entry.at > 0
+    own, seal = entry.at if given else 0, entry.note and entry.note[:SEAL]
+    what = (entry.append_id, entry.seq, entry.kind, entry.name, entry.fence, entry.digest, seal)
+    found = sha256(_packed((before, times, own, key, what)))
+    return _MARKS[len(times) << 1 | given] + found.digest()[: LINK - 1]
 
 
 def misfit(key: bytes, entries: Sequence[Entry]) -> tuple[int, str] | None:
@@ -79,15 +75,15 @@ def misfit(key: bytes, entries: Sequence[Entry]) -> tuple[int, str] | None:
             return place + 1, "is missing"
         digest, own = split(entry.digest)
         if not own:
-            # A tombstone that a store put there on the way to a purge has none.
-            if link and (entry.kind is not Kind.TOMBSTONE or place + 1 < len(entries)):
+            if link and not (_doomed(entry) and place + 1 == len(entries)):
                 return entry.seq, "carries no link, though entries before it do: it was changed, or put there"
             continue
-        reach, given = own[0] >> 1, bool(own[0] & 1)
+        reach, given = own[0] >> 1, own[0] & 1
         if reach > place:
             return entry.seq, "was changed"
         times = [one.at for one in entries[place - reach : place]]
-        if linked(key, replace(entry, digest=digest), link, times, given=given) != own:
+        bare = replace(entry, digest=digest, at=entry.at if given else 0)
+        if linked(key, bare, link, times) != own:
             covered = f", or the time of {'an entry' if reach > 1 else 'the one'} right before it" if reach else ""
             return entry.seq, f"does not fit what stands before it: it was changed{covered}"
         note = entry.note or b""
@@ -95,6 +91,13 @@ def misfit(key: bytes, entries: Sequence[Entry]) -> tuple[int, str] | None:
             return entry.seq, "has a note that was changed"
         link = own
     return None
+
+
+def _doomed(entry: Entry) -> bool:
+    """True for the bare tombstone that PostgreSQL puts behind the newest entry before it purges a session. It has no
+    link, and is seen where the purge was interrupted. Refusing it would stop nobody: links are no signatures.
+    """
+    return entry.kind is Kind.TOMBSTONE and entry.name == "session_deleted" and not entry.digest and entry.note is None
 
 
 class ChainedStore(PassingStore):
@@ -108,54 +111,65 @@ class ChainedStore(PassingStore):
         return self._inner
 
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
+        """Links are written into the entries: whoever calls this gives them away."""
         tips = self._tips
         if len(groups) > 1:
             await self._learn(groups)
-        sent: list[Group] = []
         for group in groups:
-            tip = tips.get(group.key, BEGINNING) if group.create is None else BEGINNING
-            if tip[0] != group.prev:
-                tip = await self._read(group)
-            sent.append(_chained(group, tip))
-        verdicts = await self._inner.append(sent)
-        for group, verdict in zip(sent, verdicts, strict=True):
+            prev, link, times = tips.get(group.key, BEGINNING)
+            if prev != group.prev:
+                _, link, times = await self._read(group)
+            for entry in group.entries:
+                link = linked(group.key, entry, link, times)
+                entry.digest += link
+                times = ()
+        verdicts = await self._inner.append(groups)
+        for n, verdict in enumerate(verdicts):
+            group = groups[n]
             if verdict.outcome is APPENDED:
-                last, times = group.entries[-1], verdict.times
-                self._remember(group.key, (last.append_id, last.digest[-LINK:], times[-REACH:]))
+                last = group.entries[-1]
+                tips[group.key] = (last.append_id, last.digest[-LINK:], verdict.times[-REACH:])
             else:  # also a retry: what landed the first time may have been sealed otherwise
                 tips.pop(group.key, None)
                 verdict.head = verdict.head and _bare(verdict.head)
+        if len(tips) > REMEMBERED:
+            self._forget()
         return verdicts
 
     async def _learn(self, groups: Sequence[Group]) -> None:
         """What many groups follow, where it is not known: read together."""
         tips = self._tips
-        unknown = [g for g in groups if g.create is None and tips.get(g.key, BEGINNING)[0] != g.prev]
+        unknown = [group for group in groups if tips.get(group.key, BEGINNING)[0] != group.prev]
         for group, tip in zip(unknown, await gather(*map(self._read, unknown)), strict=True):
-            self._remember(group.key, tip)
+            tips[group.key] = tip
 
     async def _read(self, group: Group) -> Tip:
         """What the group follows, from the store; should it not be there, the store says so."""
         last = group.entries[0].seq - 1
+        if not last:
+            return BEGINNING
         found = await self._inner.entries(group.key, [(last, last)], frames=False)
         if found and (link := split(found[0].digest)[1]) and not link[0] >> 1:
             # The end of a group: the times of all its entries are to be covered.
             found = await self._inner.entries(group.key, [(max(1, last - REACH + 1), last)], frames=False)
         return _tip(found) if found else BEGINNING
 
-    def _remember(self, key: bytes, tip: Tip) -> None:
-        if len(self._tips) >= REMEMBERED and key not in self._tips:
-            del self._tips[next(iter(self._tips))]
-        self._tips[key] = tip
+    def _forget(self) -> None:
+        """What was remembered first, as much as is too much."""
+        for key in list(islice(self._tips, len(self._tips) - REMEMBERED)):
+            del self._tips[key]
 
     async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
-        return [head and self._head(head) for head in await self._inner.heads(refs)]
+        found = [head and self._head(head) for head in await self._inner.heads(refs)]
+        if len(self._tips) > REMEMBERED:
+            self._forget()
+        return found
 
     def _head(self, head: Head) -> Head:
         link = split(head.last.digest)[1]
         # Else it ends a group: the times of all its entries are to be covered.
         if not link or link[0] >> 1 or head.last.seq == 1:
-            self._remember(head.row.key, (head.last.append_id, link, (head.last.at,)))
+            self._tips[head.row.key] = (head.last.append_id, link, (head.last.at,))
         return Head(head.row, _bare(replace(head.last)))
 
     async def entries(
@@ -173,16 +187,6 @@ class ChainedStore(PassingStore):
             key, ranges, kinds=kinds, name=name, newest=newest, frames=frames, largest=largest
         )
         return [_bare(entry) for entry in found]
-
-
-def _chained(group: Group, tip: Tip) -> Group:
-    _, link, times = tip
-    entries: list[Entry] = []
-    for entry in group.entries:
-        link = linked(group.key, entry, link, times, given=entry.at > 0)
-        entries.append(replace(entry, digest=entry.digest + link))
-        times = ()
-    return replace(group, entries=entries)
 
 
 def _bare(entry: Entry) -> Entry:

@@ -51,7 +51,7 @@ class MeteredStore(PassingStore):
         self._reads = {verb: Calls() for verb in READS}
         self._others = {"empty": Calls(), "purge": Calls()}
         self._outcomes = dict.fromkeys(Outcome, 0)
-        self._groups = self._entries = self._bytes = self._sent = self._wakeups = 0
+        self._entries = self._bytes = self._sent = self._wakeups = 0
 
     def metrics(self) -> dict[str, Any]:
         inside = self._inside
@@ -59,7 +59,7 @@ class MeteredStore(PassingStore):
             "database": {
                 "appends": {
                     **self._append.told(),
-                    "groups": self._groups,
+                    "groups": self._outcomes[APPENDED],
                     "entries": self._entries,
                     "bytes": self._bytes,
                     "outcomes": {outcome.value: many for outcome, many in self._outcomes.items()},
@@ -89,12 +89,11 @@ class MeteredStore(PassingStore):
             raise
         finally:
             self._append.took.add(perf_counter_ns() - start)
-        for group, verdict in zip(groups, verdicts, strict=True):
+        for n, verdict in enumerate(verdicts):
             self._outcomes[verdict.outcome] += 1
             if verdict.outcome is APPENDED:
-                self._groups += 1
-                self._entries += len(group.entries)
-                for entry in group.entries:
+                for entry in groups[n].entries:
+                    self._entries += 1
                     self._bytes += len(entry.frame or b"") + len(entry.note or b"")
         return verdicts
 
