@@ -16,7 +16,7 @@ from tests.stores.conftest import Start, heard, told
 from saveslot.errors import Corrupt, InvalidInput, Unavailable
 from saveslot.log import Group, Outcome, Query, Worker
 from saveslot.model import Kind
-from saveslot.stores import open_store, sqlite, sqlite_file, sqlite_reader
+from saveslot.stores import open_store, sqlite, sqlite_file, sqlite_reader, sqlite_session
 from saveslot.stores.sqlite import SqliteStore
 from saveslot.stores.sqlite_file import APPLICATION_ID, migrations
 from saveslot.stores.writer import Writer
@@ -220,7 +220,7 @@ async def test_who_only_reads_lets_others_run(store: SqliteStore, monkeypatch: p
 async def test_a_large_frame_is_read_as_it_was_written(store: SqliteStore) -> None:
     """Frames around the size from which they are read apart come back byte by byte, and with their entries."""
     pen = await created(store)
-    for size in (sqlite.WHOLE, sqlite.WHOLE + 1, 2 * sqlite.FEW_BYTES, 10):
+    for size in (sqlite_session.WHOLE, sqlite_session.WHOLE + 1, 2 * sqlite_session.FEW_BYTES, 10):
         group = pen.group(1)
         group.entries[0].frame = os.urandom(size)
         assert (await store.append([group]))[0].outcome is Outcome.APPENDED

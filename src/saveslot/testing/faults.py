@@ -18,6 +18,7 @@ from saveslot.log import Counts, Event, Group, Head, Outcome, Place, Query, Ref,
 from saveslot.model import Kind
 from saveslot.stores.memory import MemoryStore
 from saveslot.stores.sqlite import SqliteStore
+from saveslot.stores.sqlite_landing import Landing
 
 # Memory with a fault: the rules of the log
 
@@ -569,18 +570,20 @@ class NobodyIsWoken(MemoryStore):
 # SQLite with a fault
 
 
-class GuardInSqlByNumber(SqliteStore):
-    """The statement looks whether there is an entry before, not which."""
-
+class _ByNumber(Landing):
     def _follow(self, connection: apsw.Connection, group: Group, entries: Any, prev: bytes | None, now: int) -> bool:
         sql = "select append_id from checkpoints where key = ? and seq = ?"
         prev = connection.execute(sql, (group.key, entries[0].seq - 1)).get
         return super()._follow(connection, group, entries, prev, now)
 
 
-class ClaimKillsFirst(SqliteStore):
-    """The owner is declared dead before it is known whether the claim lands."""
+class GuardInSqlByNumber(SqliteStore):
+    """The statement looks whether there is an entry before, not which."""
 
+    Landing = _ByNumber
+
+
+class _KillingFirst(Landing):
     def _allowed(self, connection: apsw.Connection, group: Group, now: int) -> bool:
         if group.only_orphan is not None:
             sql = "select append_id from checkpoints where key = ? order by seq desc limit 1"
@@ -588,9 +591,13 @@ class ClaimKillsFirst(SqliteStore):
         return super()._allowed(connection, group, now)
 
 
-class OwnersIgnoredInStatements(SqliteStore):
-    """A sweep's statement does not look at the worker."""
+class ClaimKillsFirst(SqliteStore):
+    """The owner is declared dead before it is known whether the claim lands."""
 
+    Landing = _KillingFirst
+
+
+class _OwnersIgnored(Landing):
     def _allowed(self, connection: apsw.Connection, group: Group, now: int) -> bool:
         if group.only_stale:
             sql = (
@@ -601,12 +608,22 @@ class OwnersIgnoredInStatements(SqliteStore):
         return super()._allowed(connection, group, now)
 
 
-class OneForAll(SqliteStore):
-    """Entries that share a statement are all told that they landed."""
+class OwnersIgnoredInStatements(SqliteStore):
+    """A sweep's statement does not look at the worker."""
 
+    Landing = _OwnersIgnored
+
+
+class _AllLanded(Landing):
     def _together(self, connection: apsw.Connection, groups: list[Group]) -> dict[bytes, int]:
         super()._together(connection, groups)
         return {group.entries[0].append_id: 1 for group in groups}
+
+
+class OneForAll(SqliteStore):
+    """Entries that share a statement are all told that they landed."""
+
+    Landing = _AllLanded
 
 
 class FeedNumbersReused(SqliteStore):
