@@ -39,7 +39,7 @@ from saveslot.stores.sqlite_file import Uptime, connect, scrub, since_boot, tran
 from saveslot.stores.sqlite_finding import counted, listed
 from saveslot.stores.sqlite_landing import LARGE, MANY, UNLABEL, Landing, light
 from saveslot.stores.sqlite_reader import Reader, Work
-from saveslot.stores.sqlite_rows import GONE
+from saveslot.stores.sqlite_rows import GONE, HEADER
 from saveslot.stores.sqlite_session import FEW_HEADS, TOGETHER, Reading, log, yes
 from saveslot.stores.writer import Writer
 
@@ -59,6 +59,10 @@ update sessions set body = ?3, user_id = case when ?3 = x'' then '' else user_id
   labels = case when ?3 = x'' then '{}' else labels end,
   search = case when ?3 = x'' then lower(id || char(31) || agent_type || char(31)) else search end
 where key = ?1 and body = ?2 and (?3 <> x'' or deleted_at is not null)"""
+_NEWEST = "select coalesce(max(feed), 0) from checkpoints"
+_KEPT = f"""
+insert into checkpoints (feed, key, {HEADER})
+values (?, x'', 0, x'', 0, '', 0, 0, 0, null, 0, 0, x'', x'', null)"""  # noqa: S608
 _PURGE = "delete from sessions where {} returning key, namespace, created_at, labels"
 
 
@@ -73,6 +77,7 @@ class SqliteStore:
         self._clock = clock
         self._vfs = vfs
         self._uptime = uptime or since_boot
+        self._translated = translated(path)
         self._reader = Reader(path, vfs)
         self._reading = Reading(clock, self._uptime)
         self._landing = self.Landing(path, clock, self._uptime)
@@ -100,7 +105,7 @@ class SqliteStore:
 
     async def _write(self, work: Callable[[apsw.Connection], T], *, heavy: bool = False) -> T:
         self._check_open()
-        with translated(self._path):
+        with self._translated:
             return await self._writer.submit(work, heavy=heavy)
 
     def _check_open(self) -> None:
@@ -112,7 +117,7 @@ class SqliteStore:
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
         if len(groups) == 1 and light(groups[0]):
             self._check_open()
-            with translated(self._path):
+            with self._translated:
                 return [await self._writer.submit(groups[0], single=True)]
         entries = [entry for group in groups for entry in group.entries]
         heavy = len(entries) > MANY or sum(len(entry.frame or b"") for entry in entries) > LARGE
@@ -133,7 +138,7 @@ class SqliteStore:
         if worker is None:
             return await self._write(work)
         self._check_open()
-        with translated(self._path):
+        with self._translated:
             return await self._writer.post(work)
 
     def _beat_worker(self, connection: apsw.Connection, worker: Worker, now: int) -> int:
@@ -169,6 +174,7 @@ class SqliteStore:
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
         def work(connection: apsw.Connection) -> list[int]:
             purged: dict[bytes, int] = {}
+            newest = connection.execute(_NEWEST).get
             for start in range(0, len(keys), TOGETHER):
                 part = keys[start : start + TOGETHER]
                 if seen is not None:
@@ -180,6 +186,9 @@ class SqliteStore:
                     if labels != "{}":  # a deleted one has lost its rows before
                         told = msgspec.json.decode(labels, type=dict[str, str])
                         connection.executemany(UNLABEL, [(space, *label, made, key) for label in told.items()])
+            if connection.execute(_NEWEST).get < newest:  # the number would be given out again
+                connection.execute("delete from checkpoints where key = x''")
+                connection.execute(_KEPT, (newest,))
             _shrink(connection)
             return [purged.pop(key, 0) for key in keys]
 
@@ -215,8 +224,7 @@ class SqliteStore:
         self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
     ) -> tuple[list[Event], str]:
         end = time.monotonic() + wait
-        newest = "select coalesce(max(seq), 0) from sqlite_sequence where name = 'checkpoints'"
-        start = await self._read(lambda c: c.execute(newest).get) if after is None else feed_number(after)
+        start = await self._read(lambda c: c.execute(_NEWEST).get) if after is None else feed_number(after)
         mine = "" if key is None else " and c.key = ?4"
         # CROSS: the feed leads. (INDEXED BY: see Reading.row.)
         sql = f"""

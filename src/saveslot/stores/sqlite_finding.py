@@ -10,7 +10,7 @@ from saveslot.log import FAILURES, TRACED, Counts, Place, Query, Row, Sample, or
 from saveslot.model import Kind
 from saveslot.stores.sqlite_file import snapshot
 from saveslot.stores.sqlite_reader import Work
-from saveslot.stores.sqlite_rows import APART, GONE, HEADER, ROW, SIZE, to_entry, to_row
+from saveslot.stores.sqlite_rows import APART, ENTRIES, GONE, HEADER, ROW, SIZE, to_entry, to_row
 
 # With max() the columns beside it are those of that row.
 _WEIGHT = f"select cast(total({SIZE}) as integer), max(seq), append_id from checkpoints where key = ?"  # noqa: S608
@@ -67,7 +67,7 @@ def counted(query: Query, sample: int, now: int, uptime: tuple[str, int]) -> Wor
                 agent_types=dict(connection.execute(by_type, values)),
                 held=held,
                 orphaned=int(orphaned),
-                entries=connection.execute("select count(*) from checkpoints").get,
+                entries=connection.execute(ENTRIES).get,
                 stored_bytes=connection.pragma("page_count") * connection.pragma("page_size"),
                 sample=_sample(connection, source, where, values, sample) if sample else None,
             )

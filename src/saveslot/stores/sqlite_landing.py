@@ -14,28 +14,30 @@ from saveslot.errors import Corrupt
 from saveslot.log import Entry, Group, Outcome, Row, Verdict, judged
 from saveslot.model import PLAIN_KINDS
 from saveslot.stores.sqlite_file import Uptime
-from saveslot.stores.sqlite_rows import COLUMNS, GONE, entry_values, label_rows, labels_text, search_text
+from saveslot.stores.sqlite_rows import COLUMNS, GONE, HEADER, entry_values, label_rows, labels_text, search_text
 from saveslot.stores.sqlite_session import TOGETHER, Reading, append_id, last_entry
 
 # More entries or bytes of frames than this are never written in the event loop: 12 MB took 30 ms there.
 MANY, LARGE = 32, 256 * 1024
 
-# The guard is the join: the entry before must be there, carry `prev`, and be no tombstone.
-_FOLLOW = """
-insert into checkpoints (key, seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq,
-                         recipe, digest, note, frame)
-select ?1, ?2, ?3, ?4, ?5, ?6, coalesce(?7, p.alive), ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15
-from checkpoints p where p.key = ?1 and p.seq = ?2 - 1 and p.append_id = ?16 and p.kind <> 9
-on conflict do nothing"""
-# The same for many. CROSS: the values lead, whatever the statistics say.
-_FOLLOW_MANY = """
-insert into checkpoints (key, seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq,
-                         recipe, digest, note, frame)
-select column1, column2, column3, column4, column5, column6, coalesce(column7, p.alive), column8, column9, column10,
-       column11, column12, column13, column14, column15
-from (values {}) cross join checkpoints p
-where p.key = column1 and p.seq = column2 - 1 and p.append_id = column16 and p.kind <> 9
-on conflict do nothing"""
+# Both count as `entry_values` does; {0} is what stands before the numbers.
+_ENTRY = """{0}1, {0}4, {0}5, {0}6, {0}7, iif({0}8 > 0, {0}8, {0}3 + {0}8), {1},
+  {0}11, {0}12, {0}13, {0}14, {0}15, {0}16, {0}17, {0}18"""
+_BEFORE = "p.key = {0}1 and p.seq = {0}4 - 1 and p.append_id = {0}2 and p.kind <> 9"
+_LOG = f"checkpoints (key, {HEADER}, frame)"
+# The guard gives `alive`: the entry before must be there, carry `prev`, and be no tombstone. Else `alive` is null, and
+# such a row is ignored, as is one whose place is taken.
+_ALIVE = f"(select iif(?9, ?3, p.alive) from checkpoints p where {_BEFORE.format('?')})"  # noqa: S608
+_FOLLOW = f"insert or ignore into {_LOG} values ({_ENTRY.format('?', _ALIVE)})"  # noqa: S608
+# The same for {} entries. CROSS: the values lead, whatever the statistics say.
+_FOLLOW_MANY = f"""
+insert into {_LOG}
+select {_ENTRY.format("column", "iif(column9, column3, p.alive)")}
+from (values {{}}) cross join checkpoints p where {_BEFORE.format("column")}
+on conflict do nothing"""  # noqa: S608
+_EIGHTEEN = f"({', '.join('?' * 18)})"
+# The first of a session. ?2: its sign of life, unless it is one.
+_BEGIN = f"insert into {_LOG} values ({_ENTRY.format('?', 'iif(?9, ?3, ?2)')})"  # noqa: S608
 # Of the groups in {} how many can land, their labels being what they were: key, seq, prev, and what no sign of life may
 # have reached since.
 _ABLE = """
@@ -45,11 +47,6 @@ where p.key = column1 and p.seq = column2 - 1 and p.append_id = column3 and p.ki
   and not exists (select 1 from checkpoints c where c.key = column1 and c.seq = column2)
   and max(heartbeat, p.alive, coalesce(beaten, 0)) < coalesce(column4, 9e18)
   and labels = coalesce(column5, labels)"""
-_SIXTEEN = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_BEGIN = """
-insert into checkpoints (key, seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq,
-                         recipe, digest, note, frame)
-values (?1, ?2, ?3, ?4, ?5, ?6, coalesce(?7, 0), ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)"""
 _CREATE = f"""
 insert into sessions ({COLUMNS}, search) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, null, lower(?))
 on conflict do nothing"""  # noqa: S608
@@ -77,45 +74,42 @@ class Landing:
 
     def carried_out(self, connection: apsw.Connection, works: Sequence[Any]) -> list[Any]:
         """What a batch asks for: light groups together, then one after another those and all else that is left."""
-        light = [work for work in works if isinstance(work, Group)]
-        landed: dict[bytes, int] = {}
-        if len(light) > 1:
-            for start in range(0, len(light), TOGETHER):
-                landed |= self._together(connection, light[start : start + TOGETHER])
-        done: list[Any] = []
-        for work in works:
-            if not isinstance(work, Group):
-                done.append(work(connection))
-            elif (at := landed.pop(work.entries[0].append_id, None)) is not None:
-                done.append(Verdict(Outcome.APPENDED, [at]))
-            else:
-                done.append(self._alone(connection, work))
-        return done
+        if len(works) == 1:
+            return [self._one(connection, works[0])]
+        groups = [work for work in works if isinstance(work, Group)]
+        landed: dict[bytes, Verdict] = {}
+        for start in range(0, len(groups), TOGETHER):
+            landed |= self._together(connection, groups[start : start + TOGETHER])
+        return [
+            (isinstance(work, Group) and landed.pop(work.entries[0].append_id, None)) or self._one(connection, work)
+            for work in works
+        ]
 
-    def _alone(self, connection: apsw.Connection, group: Group) -> Verdict:
-        """A light group by itself."""
-        [entry], now = group.entries, self._clock()
-        values = entry_values(group.key, entry, now, now if entry.sign else None)
-        connection.execute(_FOLLOW, (*values, group.prev))
+    def _one(self, connection: apsw.Connection, work: Any) -> Any:
+        if not isinstance(work, Group):
+            return work(connection)
+        entry, now = work.entries[0], self._clock()
+        connection.execute(_FOLLOW, entry_values(work.key, work.prev, now, entry))
         if connection.changes():
             return Verdict(Outcome.APPENDED, [entry.time(now)])
-        return self._verdict(connection, group)
+        return self._verdict(connection, work)
 
-    def _together(self, connection: apsw.Connection, groups: list[Group]) -> dict[bytes, int]:
-        """Land what one statement can: the ids of those entries, and their times."""
+    def _together(self, connection: apsw.Connection, groups: list[Group]) -> dict[bytes, Verdict]:
+        """Land what one statement can; the others are not told of here."""
         now = self._clock()
-        entries = [group.entries[0] for group in groups]
         values: list[Any] = []
-        for group, entry in zip(groups, entries, strict=True):
-            values += entry_values(group.key, entry, now, now if entry.sign else None)
-            values.append(group.prev)
-        connection.execute(_FOLLOW_MANY.format(", ".join([_SIXTEEN] * len(groups))), values)
+        landed: dict[bytes, Verdict] = {}
+        for group in groups:
+            entry = group.entries[0]
+            values += entry_values(group.key, group.prev, now, entry)
+            landed[entry.append_id] = Verdict(Outcome.APPENDED, [entry.time(now)])
+        connection.execute(_FOLLOW_MANY.format(", ".join([_EIGHTEEN] * len(groups))), values)
         count = connection.changes()
-        if count == len(entries):
-            return {entry.append_id: entry.time(now) for entry in entries}
+        if count == len(groups):
+            return landed
         # What was inserted just now is the newest: nobody else writes before this transaction ends.
-        newest = "select append_id, at from checkpoints order by feed desc limit ?"
-        return dict(connection.execute(newest, (count,)))
+        newest = connection.execute("select append_id from checkpoints order by feed desc limit ?", (count,))
+        return {append_id: landed[append_id] for (append_id,) in newest}
 
     def land_all(self, connection: apsw.Connection, groups: Sequence[Group]) -> list[Verdict]:
         """Those that change alike together, if all of them can land; the others one after another."""
@@ -138,8 +132,8 @@ class Landing:
             for group in groups:
                 entry = group.entries[place]
                 prev = group.entries[place - 1].append_id if place else group.prev
-                values += (*entry_values(group.key, entry, now, now if entry.sign else None), prev)
-            connection.execute(_FOLLOW_MANY.format(", ".join([_SIXTEEN] * len(groups))), values)
+                values += entry_values(group.key, prev, now, entry)
+            connection.execute(_FOLLOW_MANY.format(", ".join([_EIGHTEEN] * len(groups))), values)
             if connection.changes() != len(groups):  # nobody else writes before this transaction ends
                 raise Corrupt(self._path, "entries that could land did not")
         if not _plain(groups[0]):
@@ -181,7 +175,7 @@ class Landing:
             return False
         _label(connection, row, row.created_at or now, row.labels)
         first, *rest = group.entries
-        connection.execute(_BEGIN, entry_values(group.key, first, now, now if first.sign else heartbeat))
+        connection.execute(_BEGIN, entry_values(group.key, heartbeat, now, first))
         return not rest or self._follow(connection, group, rest, first.append_id, now)
 
     def _relabel(self, connection: apsw.Connection, key: bytes, labels: dict[str, str] | None) -> None:
@@ -201,7 +195,7 @@ class Landing:
         self, connection: apsw.Connection, group: Group, entries: list[Entry], prev: bytes | None, now: int
     ) -> bool:
         for entry in entries:
-            connection.execute(_FOLLOW, (*entry_values(group.key, entry, now, now if entry.sign else None), prev))
+            connection.execute(_FOLLOW, entry_values(group.key, prev, now, entry))
             if not connection.changes():
                 if entry is not group.entries[0]:  # behind an entry of ours nobody can have written
                     raise Corrupt(self._path, f"entry {entry.seq} of {group.key.hex()} stands behind a gap")
@@ -305,19 +299,13 @@ def _plain(group: Group) -> bool:
     return not told and PLAIN_KINDS.issuperset([entry.kind for entry in group.entries])
 
 
-def _guarded(group: Group) -> bool:
-    return bool(group.only_stale) or group.only_orphan is not None
-
-
 def light(group: Group) -> bool:
     """True for one plain checkpoint of a usual size, which follows another entry: nearly all that is ever written."""
-    return (
-        len(group.entries) == 1
-        and group.create is None
-        and not _guarded(group)
-        and _plain(group)
-        and len(group.entries[0].frame or b"") <= LARGE
-    )
+    entries = group.entries
+    if len(entries) > 1 or group != Group(group.key, group.prev, entries):  # it changes more than the log
+        return False
+    entry = entries[0]
+    return entry.kind in PLAIN_KINDS and (entry.frame is None or len(entry.frame) <= LARGE)
 
 
 def _label(connection: apsw.Connection, row: Row, made: int, labels: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec.structs import astuple
 
 from saveslot.log import Entry, Row
 from saveslot.model import Kind
@@ -18,6 +19,8 @@ select {COLUMNS}, coalesce(name, ''), case when boot = ?1 and not dead then max(
   , coalesce(deleted_at, 0)
 from {{}} left join workers on worker = owner"""  # noqa: S608
 ROW_COLUMNS = 16  # those of an entry may follow
+# The row that keeps the feed's newest number is no entry.
+ENTRIES = "select count(*) - (select count(*) from checkpoints where key = x'') from checkpoints"
 # Workers that may be declared dead: the boot, how long ago their time must have run out, the clock.
 GONE = "(dead or boot <> ? or expires + ? <= ?)"
 # What a text search looks at; no name can hold the separator.
@@ -38,11 +41,9 @@ def to_entry(row: Any) -> Entry:
     )  # fmt: skip
 
 
-def entry_values(key: bytes, entry: Entry, now: int, alive: int | None) -> tuple[Any, ...]:
-    return (
-        *(key, entry.seq, entry.append_id, entry.kind, entry.name, entry.time(now), alive, entry.fence, entry.lease),
-        *(entry.data_seq, entry.about_seq, entry.recipe, entry.digest, entry.note, entry.frame),
-    )
+def entry_values(key: bytes, prev: Any, now: int, entry: Entry) -> tuple[Any, ...]:
+    """Key, prev and now are 1 to 3, the entry's own fields 4 to 18: so the statements that write them count."""
+    return (key, prev, now, *astuple(entry)[:-1])  # without its size, which is that of what is written
 
 
 def labels_text(labels: dict[str, str]) -> str:

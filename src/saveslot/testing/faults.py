@@ -615,9 +615,9 @@ class OwnersIgnoredInStatements(SqliteStore):
 
 
 class _AllLanded(Landing):
-    def _together(self, connection: apsw.Connection, groups: list[Group]) -> dict[bytes, int]:
+    def _together(self, connection: apsw.Connection, groups: list[Group]) -> dict[bytes, Verdict]:
         super()._together(connection, groups)
-        return {group.entries[0].append_id: 1 for group in groups}
+        return {group.entries[0].append_id: Verdict(Outcome.APPENDED, [1]) for group in groups}
 
 
 class OneForAll(SqliteStore):
@@ -631,10 +631,7 @@ class FeedNumbersReused(SqliteStore):
 
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
         purged = await super().purge(keys, seen)
-        sql = """
-            update sqlite_sequence set seq = (select coalesce(max(feed), 0) from checkpoints)
-            where name = 'checkpoints'"""
-        await self._write(lambda connection: connection.execute(sql).get)
+        await self._write(lambda connection: connection.execute("delete from checkpoints where key = x''").get)
         return purged
 
 
