@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import apsw
-import msgspec
 
 from saveslot.errors import Unavailable
 from saveslot.log import (
@@ -39,8 +38,8 @@ from saveslot.stores.sqlite_file import Uptime, connect, scrub, since_boot, tran
 from saveslot.stores.sqlite_finding import counted, listed
 from saveslot.stores.sqlite_landing import LARGE, MANY, UNLABEL, Landing, light
 from saveslot.stores.sqlite_reader import Reader, Work
-from saveslot.stores.sqlite_rows import GONE, HEADER
-from saveslot.stores.sqlite_session import FEW_HEADS, TOGETHER, Reading, log, yes
+from saveslot.stores.sqlite_rows import GONE, HEADER, LABELS
+from saveslot.stores.sqlite_session import FEW_HEADS, TOGETHER, Reading, log
 from saveslot.stores.writer import Writer
 
 T = TypeVar("T")
@@ -99,7 +98,7 @@ class SqliteStore:
             self._news.set()
             self._news = None
 
-    async def _read(self, work: Work[T], short: Work[bool] | None = None) -> T:
+    async def _read(self, work: Work[T], short: Work[T] | None = None) -> T:
         self._check_open()
         return await self._reader.read(work, short)
 
@@ -184,7 +183,7 @@ class SqliteStore:
                     connection.execute("delete from checkpoints where key = ?", (key,))
                     purged[key] = connection.changes()
                     if labels != "{}":  # a deleted one has lost its rows before
-                        told = msgspec.json.decode(labels, type=dict[str, str])
+                        told = LABELS.decode(labels)
                         connection.executemany(UNLABEL, [(space, *label, made, key) for label in told.items()])
             if connection.execute(_NEWEST).get < newest:  # the number would be given out again
                 connection.execute("delete from checkpoints where key = x''")
@@ -197,9 +196,10 @@ class SqliteStore:
     # Reading
 
     async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
-        return await self._read(
-            lambda connection: self._reading.heads(connection, refs), yes if len(refs) <= FEW_HEADS else None
-        )
+        def work(connection: apsw.Connection) -> list[Head | None]:
+            return self._reading.heads(connection, refs)
+
+        return await self._read(work, work if len(refs) <= FEW_HEADS else None)
 
     async def entries(
         self,

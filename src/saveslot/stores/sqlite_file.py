@@ -116,17 +116,18 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 @cache
 def _boot() -> str:
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        with open("/proc/sys/kernel/random/boot_id", "rb", buffering=0) as file:  # noqa: PTH123  (0.1 ms of every start)
+            return file.read().strip().decode()
     except OSError:
         return ""  # not Linux: a worker that died with its machine seems alive until the clock has caught up
 
 
 @cache
-def migrations() -> list[Path]:
+def migrations() -> list[str]:
     """The numbered scripts, oldest first."""
-    folder = Path(__file__).with_name("sql")  # importlib.resources would take 9 ms of every start
-    names = sorted(os.listdir(folder))  # noqa: PTH208  (0.1 ms of every start)
-    return [folder / name for name in names if name.startswith("sqlite_")]
+    # Every start waits for this: importlib.resources would take 9 ms, pathlib three times as long as what it finds.
+    folder = f"{os.path.dirname(__file__)}/sql"  # noqa: PTH120
+    return [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if name.startswith("sqlite_")]  # noqa: PTH208
 
 
 def up_to_date(connection: apsw.Connection, path: str) -> bool:
@@ -146,7 +147,7 @@ def migrate(connection: apsw.Connection, path: str) -> None:
     connection.execute("begin immediate")
     try:
         for script in scripts[_version(connection, path, len(scripts)) :]:
-            connection.execute(script.read_text())
+            connection.execute(Path(script).read_text())
         connection.pragma("application_id", APPLICATION_ID)
         connection.pragma("user_version", len(scripts))
         connection.execute("commit")

@@ -26,10 +26,12 @@ GONE = "(dead or boot <> ? or expires + ? <= ?)"
 # What a text search looks at; no name can hold the separator.
 APART = "\x1f"
 
+LABELS = msgspec.json.Decoder(dict[str, str])
+
 
 def to_row(row: Any, now: int) -> Row:
     *columns, labels, owner, worker, left, deleted_at = row
-    told = msgspec.json.decode(labels, type=dict[str, str])
+    told = LABELS.decode(labels)
     return Row(*columns, labels=told, owner=owner, worker=worker, left=left, now=now, deleted_at=deleted_at)
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+from math import inf
+from operator import attrgetter
 from typing import Any
 
 import apsw
 
 from saveslot.log import Entry, Head, Ref, Row
 from saveslot.stores.sqlite_file import Uptime, snapshot
-from saveslot.stores.sqlite_reader import Work
+from saveslot.stores.sqlite_reader import TooLong, Work
 from saveslot.stores.sqlite_rows import COLUMNS, HEADER, ROW, ROW_COLUMNS, SIZE, to_entry, to_row
 
 # Heads, and entries whose frames together have so many bytes, are read in the event loop: less than a millisecond.
@@ -29,7 +33,6 @@ left join workers w on w.worker = s.owner
 cross join checkpoints c indexed by checkpoints_by_seq on c.key = s.key
 where s.deleted_at is null
   and c.seq = (select m.seq from checkpoints m where m.key = s.key order by m.seq desc limit 1)"""  # noqa: S608
-_FRAMES = "select cast(total(length(frame)) as integer) from checkpoints where key = ? and seq between ? and ?"
 
 
 class Reading:
@@ -89,40 +92,48 @@ def log(
     largest: int | None,
     *,
     frames: bool,
-) -> tuple[Work[list[Entry]], Work[bool] | None]:
-    """What reads these entries, as `Store.entries` says, and what tells whether that is short."""
-    where, values = "key = ? and seq between ? and ?", list[Any]()
+) -> tuple[Work[list[Entry]], Work[list[Entry]] | None]:
+    """What reads these entries, as `Store.entries` says; if they are few, also what does so in the event loop."""
+    frame = f"case when length(frame) <= {WHOLE if largest is None else largest:d} then frame end"
+    what = f"{HEADER}, {frame if frames else 'null'}, {SIZE}, feed, length(frame) > {WHOLE}"
+    where, values = "key = ?", list[Any]([key])
     if kinds is not None:
         where += f" and kind in ({', '.join(str(int(kind)) for kind in sorted(kinds))})"
     if name is not None:
         where += " and name = ?"
         values.append(name)
-    frame = f"case when length(frame) <= {WHOLE if largest is None else largest:d} then frame end"
-    sql = f"""
-        select {HEADER}, {frame if frames else "null"}, {SIZE}, feed, length(frame) > {WHOLE}
-        from checkpoints where {where} order by seq desc limit ?"""  # noqa: S608
     apart = frames and largest is None
+    if newest is None:
+        parts, tail = [ranges[start : start + TOGETHER] for start in range(0, len(ranges), TOGETHER)], ""
+    else:
+        parts, tail = [[span] for span in reversed(ranges)], " order by seq desc limit ?"
 
-    def work(connection: apsw.Connection) -> list[Entry]:
+    def work(connection: apsw.Connection, most: float = inf) -> list[Entry]:
         found: list[Entry] = []
+        size = 0
         with snapshot(connection):
-            for first, last in reversed(ranges):
-                limit = -1 if newest is None else newest - len(found)
-                for *row, feed, large in connection.execute(sql, (key, first, last, *values, limit)):
+            for part in parts:
+                sql = f"select {what} from {_spans(len(part))} and {where}{tail}"  # noqa: S608
+                limit = [] if newest is None else [newest - len(found)]
+                for *row, feed, large in connection.execute(sql, [*chain.from_iterable(part), *values, *limit]):
                     entry = to_entry(row)
+                    size += entry.size
+                    if size > most:
+                        raise TooLong
                     if large and apart:
                         with connection.blob_open("main", "checkpoints", "frame", feed, False) as blob:  # noqa: FBT003
                             entry.frame = blob.read()
                     found.append(entry)
-        found.reverse()
+        found.sort(key=attrgetter("seq"))
         return found
 
-    def light(connection: apsw.Connection) -> bool:
-        return sum(connection.execute(_FRAMES, (key, *span)).get for span in ranges) <= FEW_BYTES
-
     few = sum(last - first + 1 for first, last in ranges) <= FEW_ENTRIES
-    return work, (light if frames else yes) if few else None
+    return work, partial(work, most=FEW_BYTES if frames else inf) if few else None
 
 
-def yes(_: apsw.Connection) -> bool:
-    return True
+def _spans(count: int) -> str:
+    """Where entries within so many ranges are found. CROSS: the ranges lead."""
+    if count == 1:
+        return "checkpoints where seq between ? and ?"
+    marks = ", ".join(["(?, ?)"] * count)
+    return f"(values {marks}) cross join checkpoints where seq between column1 and column2"

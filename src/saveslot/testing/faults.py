@@ -639,14 +639,14 @@ class SnapshotKept(SqliteStore):
     """A reader goes on reading the moment of its first read."""
 
     async def _read(
-        self, work: Callable[[apsw.Connection], Any], short: Callable[[apsw.Connection], bool] | None = None
+        self, work: Callable[[apsw.Connection], Any], short: Callable[[apsw.Connection], Any] | None = None
     ) -> Any:
         def kept(connection: apsw.Connection) -> Any:
             if not connection.in_transaction:
                 connection.execute("begin")
             return work(connection)
 
-        return await super()._read(kept, short)
+        return await super()._read(kept, short and kept)
 
 
 # Those of this file; a caller may have subclasses of its own.
