@@ -20,9 +20,9 @@ from saveslot.stores.sqlite_session import TOGETHER, Reading, append_id, last_en
 # More entries or bytes of frames than this are never written in the event loop: 12 MB took 30 ms there.
 MANY, LARGE = 32, 256 * 1024
 
-# Both count as `entry_values` does; {0} is what stands before the numbers.
+# Both number their values as `entry_values` does; {0} is what stands before a number.
 _ENTRY = """{0}1, {0}4, {0}5, {0}6, {0}7, iif({0}8 > 0, {0}8, {0}3 + {0}8), {1},
-  {0}11, {0}12, {0}13, {0}14, {0}15, {0}16, {0}17, {0}18"""
+  {0}10, {0}11, {0}12, {0}13, {0}14, {0}15, {0}16, {0}17"""
 _BEFORE = "p.key = {0}1 and p.seq = {0}4 - 1 and p.append_id = {0}2 and p.kind <> 9"
 _LOG = f"checkpoints (key, {HEADER}, frame)"
 # The guard gives `alive`: the entry before must be there, carry `prev`, and be no tombstone. Else `alive` is null, and
@@ -35,7 +35,7 @@ insert into {_LOG}
 select {_ENTRY.format("column", "iif(column9, column3, p.alive)")}
 from (values {{}}) cross join checkpoints p where {_BEFORE.format("column")}
 on conflict do nothing"""  # noqa: S608
-_EIGHTEEN = f"({', '.join('?' * 18)})"
+_SEVENTEEN = f"({', '.join('?' * 17)})"
 # The first of a session. ?2: its sign of life, unless it is one.
 _BEGIN = f"insert into {_LOG} values ({_ENTRY.format('?', 'iif(?9, ?3, ?2)')})"  # noqa: S608
 # Of the groups in {} how many can land, their labels being what they were: key, seq, prev, and what no sign of life may
@@ -80,6 +80,8 @@ class Landing:
         landed: dict[bytes, Verdict] = {}
         for start in range(0, len(groups), TOGETHER):
             landed |= self._together(connection, groups[start : start + TOGETHER])
+        if len(landed) == len(works):  # nearly always
+            return [*landed.values()]
         return [
             (isinstance(work, Group) and landed.pop(work.entries[0].append_id, None)) or self._one(connection, work)
             for work in works
@@ -103,7 +105,7 @@ class Landing:
             entry = group.entries[0]
             values += entry_values(group.key, group.prev, now, entry)
             landed[entry.append_id] = Verdict(Outcome.APPENDED, [entry.time(now)])
-        connection.execute(_FOLLOW_MANY.format(", ".join([_EIGHTEEN] * len(groups))), values)
+        connection.execute(_FOLLOW_MANY.format(", ".join([_SEVENTEEN] * len(groups))), values)
         count = connection.changes()
         if count == len(groups):
             return landed
@@ -133,7 +135,7 @@ class Landing:
                 entry = group.entries[place]
                 prev = group.entries[place - 1].append_id if place else group.prev
                 values += entry_values(group.key, prev, now, entry)
-            connection.execute(_FOLLOW_MANY.format(", ".join([_EIGHTEEN] * len(groups))), values)
+            connection.execute(_FOLLOW_MANY.format(", ".join([_SEVENTEEN] * len(groups))), values)
             if connection.changes() != len(groups):  # nobody else writes before this transaction ends
                 raise Corrupt(self._path, "entries that could land did not")
         if not _plain(groups[0]):
@@ -301,11 +303,13 @@ def _plain(group: Group) -> bool:
 
 def light(group: Group) -> bool:
     """True for one plain checkpoint of a usual size, which follows another entry: nearly all that is ever written."""
-    entries = group.entries
-    if len(entries) > 1 or group != Group(group.key, group.prev, entries):  # it changes more than the log
+    if group.create is not None or group.only_stale or group.only_orphan is not None:
         return False
-    entry = entries[0]
-    return entry.kind in PLAIN_KINDS and (entry.frame is None or len(entry.frame) <= LARGE)
+    if group.heartbeat or group.state or group.body is not None or group.labels is not None:
+        return False
+    entry = group.entries[0]
+    usual = entry.frame is None or len(entry.frame) <= LARGE
+    return usual and entry.kind in PLAIN_KINDS and len(group.entries) == 1
 
 
 def _label(connection: apsw.Connection, row: Row, made: int, labels: dict[str, str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from msgspec.structs import astuple
 
 from saveslot.log import Entry, Row
 from saveslot.model import Kind
@@ -44,8 +43,11 @@ def to_entry(row: Any) -> Entry:
 
 
 def entry_values(key: bytes, prev: Any, now: int, entry: Entry) -> tuple[Any, ...]:
-    """Key, prev and now are 1 to 3, the entry's own fields 4 to 18: so the statements that write them count."""
-    return (key, prev, now, *astuple(entry)[:-1])  # without its size, which is that of what is written
+    """What an entry behind `prev` is written from; the statements that do so name these by their numbers, 1 to 17."""
+    return (
+        key, prev, now, entry.seq, entry.append_id, entry.kind, entry.name, entry.at, entry.sign, entry.fence,
+        entry.lease, entry.data_seq, entry.about_seq, entry.recipe, entry.digest, entry.note, entry.frame,
+    )  # fmt: skip
 
 
 def labels_text(labels: dict[str, str]) -> str:
