@@ -232,6 +232,18 @@ async def test_a_large_frame_is_read_as_it_was_written(store: SqliteStore) -> No
     assert [entry.frame is None for entry in await store.entries(pen.key, [(last - 2, last)])] == [False, True, False]
 
 
+async def test_ranges_share_statements(store: SqliteStore) -> None:
+    """Entries of more ranges than one statement takes come all, once and in order; the newest of them too."""
+    pen = await created(store, count=2 * sqlite_session.TOGETHER + 3)
+    odd = [(seq, seq) for seq in range(1, pen.seq + 1, 2)]
+    assert len(odd) > sqlite_session.TOGETHER
+    for ranges in (odd, odd[:2], odd[:1], [(1, 3), (7, 9)]):
+        seqs = [seq for first, last in ranges for seq in range(first, last + 1)]
+        assert [entry.seq for entry in await store.entries(pen.key, ranges)] == seqs
+        assert [entry.seq for entry in await store.entries(pen.key, ranges, newest=2, frames=False)] == seqs[-2:]
+    assert await store.entries(pen.key, []) == []
+
+
 async def test_readers_cannot_write(store: SqliteStore) -> None:
     """The connections that reads use refuse to change anything."""
 
@@ -584,6 +596,22 @@ def test_a_loop_that_ended_keeps_no_other_waiting(path: str) -> None:
     assert asyncio.run(write(pens[2], 20)) is Outcome.APPENDED
     asyncio.run(store.close())
     other.close()
+
+
+async def test_what_keeps_a_purged_number_is_no_entry(store: SqliteStore, path: str) -> None:
+    """The newest entries are purged again and again: a watcher misses nothing, and nothing is left that is counted."""
+    await created(store, "kept")
+    for n in range(3):
+        gone = await created(store, f"gone-{n}", 4)
+        _, cursor = await store.events("ns", None)
+        assert await store.purge([gone.key], [gone.prev]) == [4]
+        await created(store, f"new-{n}")
+        events, _ = await store.events("ns", cursor)
+        assert [event.session_id for event in events] == [f"new-{n}"]
+    assert (await store.count(Query(namespace="ns"))).entries == 4
+    connection = apsw.Connection(path)
+    assert connection.execute("select count(*) from checkpoints").get <= 5
+    connection.close()
 
 
 async def test_a_file_becomes_smaller_when_most_of_it_is_free(tmp_path: Path) -> None:
