@@ -402,7 +402,7 @@ async def test_hot_statements_stay_index_lookups(path: str, size: str) -> None:
         await store.close()
     finally:
         apsw.connection_hooks.remove(listen)
-    connection = apsw.Connection(path)
+    connection = sqlite_file.connect(path, None)  # as the store does: plans depend on that
     looked_at = 0
     for sql, bindings in ran.items():
         if sql.split()[0] not in {"select", "insert", "update", "delete", "with"} or "sqlite_schema" in sql:

@@ -44,6 +44,8 @@ def prepared(path: str, vfs: str | None, busy: Wait = wait) -> apsw.Connection:
 def connect(path: str, vfs: str | None, busy: Wait = wait, flags: int = OPEN) -> apsw.Connection:
     connection = apsw.Connection(path, flags, vfs=vfs)
     connection.set_busy_handler(busy)
+    # Plans do not depend on what is bound: else SQLite would prepare most selects anew each time that they run.
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     connection.pragma("synchronous", "full")
     # What is deleted or replaced is overwritten with zeros, so that an erased session is in no page of the file.
     connection.pragma("secure_delete", 1)
