@@ -19,8 +19,8 @@ from saveslot import codec
 from saveslot.benchmark import message
 from saveslot.model import Kind
 from saveslot.stores import open_store
-from saveslot.stores.sqlite import APART
 from saveslot.stores.sqlite_file import prepared
+from saveslot.stores.sqlite_rows import APART
 
 DAY = 86_400_000_000
 DAYS = 30

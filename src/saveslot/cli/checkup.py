@@ -16,6 +16,7 @@ from saveslot.cli.recipes import recipes
 from saveslot.cli.words import many, size
 from saveslot.errors import InvalidInput, Unavailable
 from saveslot.stores.sqlite_file import APPLICATION_ID, migrations
+from saveslot.stores.sqlite_rows import ENTRIES
 
 # Before this one two processes that write a WAL file can damage it.
 SOUND_SQLITE = 3_051_003
@@ -48,7 +49,7 @@ async def check(path: Path, url: str, progress: Progress) -> AsyncGenerator[Find
             yield _counts(connection)
             sql = "select key, namespace, id, body from sessions order by key"
             sessions = cast("list[Any]", connection.execute(sql).fetchall())
-            entries: int = connection.execute("select count(*) from checkpoints").get
+            entries: int = connection.execute(ENTRIES).get
     except apsw.NotADBError:
         yield problem("format", "is not a SQLite database", "name another file with --store, or restore this one")
         return
@@ -177,7 +178,7 @@ def _counts(connection: apsw.Connection) -> Finding:
     count: Any = connection.execute(
         "select count(*), count(deleted_at), count(distinct namespace) from sessions"
     ).fetchone()
-    entries: int = connection.execute("select count(*) from checkpoints").get
+    entries: int = connection.execute(ENTRIES).get
     idle = connection.pragma("freelist_count") * connection.pragma("page_size")
     told = f"{many(count[0] - count[1], 'session')} in {many(count[2], 'namespace')}, {many(entries, 'entry')}"
     told += f", {count[1]:,} deleted" if count[1] else ""

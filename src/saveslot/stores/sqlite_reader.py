@@ -29,6 +29,10 @@ QUICK = 0.002
 TURN = 0.005
 
 
+class TooLong(Exception):
+    """Raised in the event loop by a read that turned out to be a thread's."""
+
+
 class Reader:
     """Connections are lent, to the event loop or to a thread, so there are never more than read at once."""
 
@@ -75,18 +79,18 @@ class Reader:
     def _wait(self, tries: int) -> bool:
         return getattr(self._local, "patient", False) and wait(tries)
 
-    async def read(self, work: Work[T], short: Work[bool] | None = None) -> T:
-        """What `work` finds. `short` is asked in the event loop whether it may be done right there."""
+    async def read(self, work: Work[T], short: Work[T] | None = None) -> T:
+        """What `work` finds. `short` finds the same in the event loop."""
         if short is not None and self._quick:
             if self._spent > TURN:
                 await asyncio.sleep(0)
                 self._spent = 0.0
-            if (found := self._here(work, short)) is not None:
+            if (found := self._here(short)) is not None:
                 return found[0]
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._there, work, short is not None)
 
-    def _here(self, work: Work[T], short: Work[bool]) -> tuple[T] | None:
+    def _here(self, short: Work[T]) -> tuple[T] | None:
         """In the event loop, or None: a thread should."""
         try:
             connection = self._idle.pop()
@@ -98,8 +102,8 @@ class Reader:
         try:
             with translated(self._path):
                 try:
-                    return (work(connection),) if short(connection) else None
-                except apsw.BusyError:
+                    return (short(connection),)
+                except (apsw.BusyError, TooLong):
                     return None
         finally:
             self._idle.append(connection)

@@ -13,10 +13,10 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import apsw
 
@@ -27,15 +27,8 @@ Work = Any  # something that `CarriedOut` understands
 CarriedOut = Callable[[apsw.Connection, Sequence[Work]], list[Any]]  # what a batch asks for, in its transaction
 
 
-class Job(NamedTuple):
-    work: Work
-    answer: asyncio.Future[Any]
-    single: bool  # one statement, which is a transaction by itself
-    heavy: bool  # too long for the event loop, however quick the last one was
-
-
+Job = tuple[Work, "asyncio.Future[Any]", bool]  # and whether it is one statement, a transaction by itself
 Batch = list[Job]
-Result = tuple["asyncio.Future[Any]", Any, BaseException | None]
 
 # While commits take less than this, by a moving average, they run in the event loop: a large state is encoded as long.
 QUICK = 0.004
@@ -82,22 +75,26 @@ class Writer:
         self._next_checkpoint = WAL_PAGES
 
     def submit(self, work: Work, *, single: bool = False, heavy: bool = False) -> asyncio.Future[Any]:
-        """Run in the next transaction. Cancelling the future abandons the answer; the work is done all the same."""
+        """Run in the next transaction. Cancelling the future abandons the answer; the work is done all the same.
+
+        `single`: it is one statement. `heavy`: it is too long for the event loop, however quick the last one was.
+        """
         loop = running()
         answer: asyncio.Future[Any] = loop.create_future()
-        job = Job(work, answer, single, heavy)
-        if self._lone and not self._forming and self._in_time(loop) and self._here([job], loop):
-            return answer
-        self._forming.append(job)
-        if len(self._forming) == 1:
-            loop.call_soon(self._send, loop)
+        job = (work, answer, single)
+        if heavy:
+            self._leave(loop, [job])
+        elif self._forming or not (self._lone and self._in_time(loop) and self._here(loop, [job])):
+            self._forming.append(job)
+            if len(self._forming) == 1:
+                loop.call_soon(self._send, loop)
         return answer
 
     def post(self, work: Work) -> asyncio.Future[Any]:
         """The same from any event loop, while the one that this store lives in may stand still."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
-        self._hand_over(loop, [Job(work, answer, single=False, heavy=True)], 0)
+        self._hand_over(loop, [(work, answer, False)], 0)
         return answer
 
     async def close(self) -> None:
@@ -115,9 +112,13 @@ class Writer:
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         batch, self._forming = self._forming, []
         self._lone = len(batch) == 1
-        if batch and not self._here(batch, loop):
-            self._waiting += 1
-            self._hand_over(loop, batch, 1)
+        if batch and not self._here(loop, batch):
+            self._leave(loop, batch)
+
+    def _leave(self, loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
+        """To the thread. Until it has answered, it has all that comes."""
+        self._waiting += 1
+        self._hand_over(loop, batch, 1)
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop, batch: Batch, counted: int) -> None:
         self._queue.put((loop, batch, counted))
@@ -137,25 +138,21 @@ class Writer:
     def _turned(self) -> None:
         self._turn = 0.0
 
-    def _here(self, batch: Batch, loop: asyncio.AbstractEventLoop) -> bool:
-        """Commit in the event loop; False leaves it to the thread."""
-        if self._usual > QUICK or self._waiting or self._connection is None or any(job.heavy for job in batch):
-            return False
-        if not self._baton.acquire(blocking=False):
+    def _here(self, loop: asyncio.AbstractEventLoop, batch: Batch) -> bool:
+        """Commit in the event loop, unless that is the thread's to do."""
+        if self._usual > QUICK or self._waiting or self._connection is None or not self._baton.acquire(blocking=False):
             return False
         try:
-            results = self._committed(batch, patience=0)
+            results = self._transaction(batch, patience=0)
+        except Exception:  # noqa: BLE001  (the thread meets it again: it can wait for a lock, and tell good jobs from bad)
+            self._leave(loop, batch)
+            return True
         finally:
             self._baton.release()
-        # Another process holds the lock: that is waited for in the thread.
-        later = [job for job, (_, _, exc) in zip(batch, results, strict=True) if isinstance(exc, apsw.BusyError)]
-        if len(later) == len(batch):
-            return False
-        self._answer([result for result in results if not isinstance(result[2], apsw.BusyError)] if later else results)
+        _answer(zip(batch, results, strict=True))
         self._told()
-        if later or self._wal_pages >= self._next_checkpoint:
-            self._waiting += 1
-            self._hand_over(loop, later, 1)
+        if self._wal_pages >= self._next_checkpoint:
+            self._leave(loop, [])
         return True
 
     def _run(self) -> None:
@@ -175,9 +172,9 @@ class Writer:
                 batch = batch + jobs
                 loops[loop] = loops.get(loop, 0) + counted
             with self._baton:
-                results = self._committed(batch, patience=PATIENCE) if batch else []
+                results = self._committed(batch) if batch else []
             for loop, counted in loops.items():  # each caller in its own loop: another's may be closed
-                mine = [result for result in results if result[0].get_loop() is loop]
+                mine = [(job, result) for job, result in zip(batch, results, strict=True) if job[1].get_loop() is loop]
                 if not _told(loop, self._answered, mine, counted):
                     self._waiting -= counted
             with self._baton:  # whoever was answered need not wait for this
@@ -186,50 +183,46 @@ class Writer:
             if last:
                 return
 
-    def _answered(self, results: list[Result], counted: int) -> None:
-        self._answer(results)
+    def _answered(self, results: list[tuple[Job, Any]], counted: int) -> None:
+        _answer(results)
         if counted:  # else it was posted, from a loop in which nobody waits for news
             self._waiting -= counted
             self._told()
 
-    def _answer(self, results: list[Result]) -> None:
-        for answer, value, exc in results:
-            if answer.done():
-                continue  # cancelled: the caller went away
-            if exc is None:
-                answer.set_result(value)
-            else:
-                answer.set_exception(exc)
-
-    def _committed(self, batch: Batch, patience: float) -> list[Result]:
+    def _committed(self, batch: Batch) -> list[Any]:
         """All jobs in one transaction; if that fails, each in its own, so that one bad job harms no other."""
+        try:
+            return self._transaction(batch, PATIENCE)
+        except Exception as exc:  # noqa: BLE001  (each caller gets it)
+            if len(batch) > 1 and not isinstance(exc, apsw.BusyError):
+                return [result for job in batch for result in self._committed([job])]
+            return [exc for _ in batch]
+
+    def _transaction(self, batch: Batch, patience: float) -> list[Any]:
         start = time.monotonic()
         self._patience = start + patience
         try:
-            values = self._transaction(batch)
-            results: list[Result] = [(job.answer, value, None) for job, value in zip(batch, values, strict=True)]
-        except Exception as exc:  # noqa: BLE001  (each caller gets it)
-            if len(batch) > 1 and not isinstance(exc, apsw.BusyError):
-                return [result for job in batch for result in self._committed([job], patience)]
-            results = [(job.answer, None, exc) for job in batch]
-        self._usual += (min(time.monotonic() - start, STALL) - self._usual) * SHARE
+            connection = self._connection or self._opened()
+            if len(batch) == 1 and batch[0][2]:
+                results = self._carried_out(connection, [batch[0][0]])
+            else:
+                results = self._together(connection, [work for work, _, _ in batch])
+        finally:
+            self._usual += (min(time.monotonic() - start, STALL) - self._usual) * SHARE
         self._counters.batches.add(len(batch))
         return results
 
-    def _transaction(self, batch: Batch) -> list[Any]:
-        connection = self._connection or self._opened()
-        if len(batch) == 1 and batch[0].single:
-            return self._carried_out(connection, [batch[0].work])
+    def _together(self, connection: apsw.Connection, works: list[Work]) -> list[Any]:
         # IMMEDIATE takes the write lock before the first read, so two processes never both see entry n as the newest.
         connection.execute("begin immediate")
         try:
-            values = self._carried_out(connection, [job.work for job in batch])
+            results = self._carried_out(connection, works)
             connection.execute("commit")
         except BaseException:
             if connection.in_transaction:
                 connection.execute("rollback")
             raise
-        return values
+        return results
 
     def _opened(self) -> apsw.Connection:
         connection = self._connection = self._connect()
@@ -257,6 +250,17 @@ class Writer:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         except apsw.Error:
             return  # the WAL holds everything; the next checkpoint tries again
+
+
+def _answer(results: Iterable[tuple[Job, Any]]) -> None:
+    """A result that is an exception is raised where the answer is awaited."""
+    for (_, answer, _), result in results:
+        if answer.done():
+            continue  # cancelled: the caller went away
+        if isinstance(result, Exception):
+            answer.set_exception(result)
+        else:
+            answer.set_result(result)
 
 
 def _told(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> bool:

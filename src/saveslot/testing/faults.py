@@ -18,6 +18,7 @@ from saveslot.log import Counts, Event, Group, Head, Outcome, Place, Query, Ref,
 from saveslot.model import Kind
 from saveslot.stores.memory import MemoryStore
 from saveslot.stores.sqlite import SqliteStore
+from saveslot.stores.sqlite_landing import Landing
 
 # Memory with a fault: the rules of the log
 
@@ -569,18 +570,20 @@ class NobodyIsWoken(MemoryStore):
 # SQLite with a fault
 
 
-class GuardInSqlByNumber(SqliteStore):
-    """The statement looks whether there is an entry before, not which."""
-
+class _ByNumber(Landing):
     def _follow(self, connection: apsw.Connection, group: Group, entries: Any, prev: bytes | None, now: int) -> bool:
         sql = "select append_id from checkpoints where key = ? and seq = ?"
         prev = connection.execute(sql, (group.key, entries[0].seq - 1)).get
         return super()._follow(connection, group, entries, prev, now)
 
 
-class ClaimKillsFirst(SqliteStore):
-    """The owner is declared dead before it is known whether the claim lands."""
+class GuardInSqlByNumber(SqliteStore):
+    """The statement looks whether there is an entry before, not which."""
 
+    Landing = _ByNumber
+
+
+class _KillingFirst(Landing):
     def _allowed(self, connection: apsw.Connection, group: Group, now: int) -> bool:
         if group.only_orphan is not None:
             sql = "select append_id from checkpoints where key = ? order by seq desc limit 1"
@@ -588,9 +591,13 @@ class ClaimKillsFirst(SqliteStore):
         return super()._allowed(connection, group, now)
 
 
-class OwnersIgnoredInStatements(SqliteStore):
-    """A sweep's statement does not look at the worker."""
+class ClaimKillsFirst(SqliteStore):
+    """The owner is declared dead before it is known whether the claim lands."""
 
+    Landing = _KillingFirst
+
+
+class _OwnersIgnored(Landing):
     def _allowed(self, connection: apsw.Connection, group: Group, now: int) -> bool:
         if group.only_stale:
             sql = (
@@ -601,12 +608,22 @@ class OwnersIgnoredInStatements(SqliteStore):
         return super()._allowed(connection, group, now)
 
 
+class OwnersIgnoredInStatements(SqliteStore):
+    """A sweep's statement does not look at the worker."""
+
+    Landing = _OwnersIgnored
+
+
+class _AllLanded(Landing):
+    def _together(self, connection: apsw.Connection, groups: list[Group]) -> dict[bytes, Verdict]:
+        super()._together(connection, groups)
+        return {group.entries[0].append_id: Verdict(Outcome.APPENDED, [1]) for group in groups}
+
+
 class OneForAll(SqliteStore):
     """Entries that share a statement are all told that they landed."""
 
-    def _together(self, connection: apsw.Connection, groups: list[Group]) -> dict[bytes, int]:
-        super()._together(connection, groups)
-        return {group.entries[0].append_id: 1 for group in groups}
+    Landing = _AllLanded
 
 
 class FeedNumbersReused(SqliteStore):
@@ -614,10 +631,7 @@ class FeedNumbersReused(SqliteStore):
 
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
         purged = await super().purge(keys, seen)
-        sql = """
-            update sqlite_sequence set seq = (select coalesce(max(feed), 0) from checkpoints)
-            where name = 'checkpoints'"""
-        await self._write(lambda connection: connection.execute(sql).get)
+        await self._write(lambda connection: connection.execute("delete from checkpoints where key = x''").get)
         return purged
 
 
@@ -625,14 +639,14 @@ class SnapshotKept(SqliteStore):
     """A reader goes on reading the moment of its first read."""
 
     async def _read(
-        self, work: Callable[[apsw.Connection], Any], short: Callable[[apsw.Connection], bool] | None = None
+        self, work: Callable[[apsw.Connection], Any], short: Callable[[apsw.Connection], Any] | None = None
     ) -> Any:
         def kept(connection: apsw.Connection) -> Any:
             if not connection.in_transaction:
                 connection.execute("begin")
             return work(connection)
 
-        return await super()._read(kept, short)
+        return await super()._read(kept, short and kept)
 
 
 # Those of this file; a caller may have subclasses of its own.

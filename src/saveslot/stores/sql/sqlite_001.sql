@@ -1,7 +1,8 @@
 -- The log. (key, seq) is the lock: two writers of entry n+1 meet here and one of them wins.
--- `feed` numbers every entry of the file in commit order and is never reused, so a watcher misses and repeats nothing.
+-- `feed` numbers every entry of the file in commit order and is never reused, so a watcher misses and repeats nothing:
+-- a purge that takes the newest entry leaves its number in a row of no session (its key is empty).
 create table checkpoints (
-  feed      integer primary key autoincrement,
+  feed      integer primary key,
   key       blob    not null,
   seq       integer not null,
   append_id blob    not null,
