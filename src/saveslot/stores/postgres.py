@@ -55,6 +55,8 @@ LEFTOVER = 3600 * 1_000_000
 # Of an entry: it is a sign of life, or follows one; it is the first of its group; what it has.
 SIGNED, FIRST, LEASE, NOTE, FRAME = 1, 2, 4, 8, 16
 NOBODY = bytes(16)
+# A purge waits so long, in seconds, for statements that began before it.
+DRAINED = 2.0
 
 _json = msgspec.json.Encoder().encode
 
@@ -233,14 +235,30 @@ class PostgresStore:
         return emptied + (0 if body is None else len(await self._fetch(sql.SWAP, key, *body)))
 
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
+        purged: dict[bytes, int] = {}
         if seen is None:
-            purged: dict[bytes, int] = dict(await self._fetch(sql.PURGE, b"".join(keys)))
+            if await self._drained():
+                purged = dict(await self._fetch(sql.PURGE, b"".join(keys)))
         else:
             told = b"".join(key + last + os.urandom(16) for key, last in zip(keys, seen, strict=True))
-            counts: dict[bytes, int] = dict(await self._fetch(sql.DOOM, self._times(), told))
-            gone = await self._fetch(sql.PURGE, b"".join(counts))
-            purged = {key: counts[key] for key, _ in gone}
+            purged = dict(await self._fetch(sql.DOOM, self._times(), told))
+            if purged and await self._drained():
+                await self._fetch(sql.BURY, b"".join(purged))
         return [purged.pop(key, 0) for key in keys]
+
+    async def _drained(self) -> bool:
+        """Wait for all who write to the log just now: they may not see a tombstone, and must collide with it.
+
+        False if one of them takes too long. Tombstones that are left then, as after a crash, belong to no session:
+        nobody finds them, and they go with their month.
+        """
+        end, nap = time.monotonic() + DRAINED, QUICK / 2
+        writing = {one for (one,) in await self._fetch(sql.WRITING)}
+        while writing and time.monotonic() < end:
+            await asyncio.sleep(nap)
+            nap = min(nap * 2, POLL)
+            writing &= {one for (one,) in await self._fetch(sql.WRITING)}
+        return not writing
 
     # Reading
 

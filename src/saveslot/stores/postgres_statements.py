@@ -261,13 +261,17 @@ update {s}.sessions set body = $3::bytea, user_id = case when $3::bytea = '' the
 where key = $1 and body = $2::bytea and ($3::bytea <> '' or deleted_at is not null) returning 1"""
 # Keys that stand one behind another in $1, 16 bytes each.
 _KEYS = "select substring($1::bytea from 16 * i - 15 for 16) as key from generate_series(1, length($1::bytea) / 16) i"
+# Entries of the chosen sessions. Keys as an array, and from the least to the greatest: joined, or by arrays alone, the
+# log was planned as a scan where few sessions were known, or nothing at all; and other months are left alone.
+_OF = """c.key = any(array(select key from {chosen})) and c.key between
+    (select key from {chosen} order by key limit 1) and (select key from {chosen} order by key desc limit 1)"""
 # $2: of each session that shall go its key, the id of its newest entry and one for its tombstone. That takes the place
-# of the next entry: whoever writes now collides. It has no link: the purge that follows takes it away. Told are those
-# that nobody else wrote to, or deleted, and how many entries they had.
+# of the next entry, unless there is one already, so whoever writes now collides; everything else goes at once. Told are
+# those that nobody else wrote to, and how many entries they had. The tombstones stay for `BURY`.
 DOOM = f"""
 with t as materialized (select {NOW} as now),
 n as materialized (
-  select n.key, n.seen, n.own, c.kind = 9 as gone, c.seq, c.append_id, c.alive, c.fence, c.data_seq, c.about_seq
+  select n.key, n.seen, n.own, c.kind, c.seq, c.append_id, c.alive, c.fence, c.data_seq, c.about_seq
   from (
     select substring($2::bytea from 48 * i - 47 for 16) as key, substring($2 from 48 * i - 31 for 16) as seen,
       substring($2 from 48 * i - 15 for 16) as own from generate_series(1, length($2::bytea) / 48) i) n
@@ -276,27 +280,42 @@ landed as (
   insert into {{s}}.checkpoints
     (key, seq, append_id, kind, name, at, alive, fence, data_seq, about_seq, recipe, digest)
   select n.key, n.seq + 1, n.own, 9, 'session_deleted', t.now, n.alive, n.fence, n.data_seq, n.about_seq, '', ''
-  from n cross join t where n.append_id = n.seen and not n.gone
+  from n cross join t where n.append_id = n.seen and n.kind <> 9
   order by n.key on conflict do nothing returning key, seq),
-projected as (
-  update {{s}}.sessions s set deleted_at = t.now, lease = null, owner = null from t
-  where s.key = any(array(select key from landed)) and s.deleted_at is null)
-select key, seq - 1 from landed
-union all select key, seq - (append_id = own)::int from n where append_id = own or (append_id = seen and gone)"""  # noqa: S608
+doomed as materialized (
+  select key, seq - 1 as length from landed union all select key, seq from n where append_id = seen and kind = 9),
+entries as (delete from {{s}}.checkpoints c where {_OF.format(chosen="doomed")} and c.kind <> 9),
+unlabelled as (
+  delete from {{s}}.labels where ctid = any(array(
+    select l.ctid from doomed n
+    cross join lateral (select * from {{s}}.sessions s where s.key = n.key limit 1) s
+    cross join jsonb_each_text(s.labels) e
+    cross join lateral (
+      select l.ctid from {{s}}.labels l
+      where l.space = s.namespace and l.label = e.key and l.value = e.value and l.made = s.created_at
+        and l.session = s.key limit 1) l))),
+gone as (delete from {{s}}.sessions where key = any(array(select key from doomed)) returning key)
+select key, length from doomed join gone using (key) union all select key, seq - 1 from n where append_id = own"""  # noqa: S608
+# Who writes to the log just now. A statement takes its lock on the table before it looks at anything, so what begins
+# after this one sees all that was committed before.
+WRITING = """
+select l.virtualtransaction from pg_locks l join pg_database d on d.oid = l.database
+where d.datname = current_database() and l.relation = '{s}.checkpoints'::regclass and l.granted
+  and l.mode = 'RowExclusiveLock' and l.pid <> pg_backend_pid()"""
+# The commit need not reach the disk: a tombstone that comes back is one that nobody finds.
+BURY = f"""
+with chosen as materialized ({_KEYS})
+delete from {{s}}.checkpoints c
+where {_OF.format(chosen="chosen")} and (select set_config('synchronous_commit', 'off', true)) <> ''"""  # noqa: S608
 # Rows of `sessions` in the order of their keys, as everywhere; one that somebody else purges is left to them.
 # `coalesce`: the index of the deleted, through which a plain condition is planned, is full of those that were purged
-# before. Keys as arrays, and from the least to the greatest: joined, or by arrays alone, the log was planned as a scan
-# where few sessions were known, or nothing at all; and other months' partitions are left alone.
+# before.
 PURGE = f"""
 with chosen as materialized (
   select key from {{s}}.sessions where key = any(array({_KEYS})) and coalesce(deleted_at, 0) > 0
   order by key for update skip locked),
 gone as (delete from {{s}}.sessions where key = any(array(select key from chosen)) returning key),
-entries as (
-  delete from {{s}}.checkpoints c
-  where c.key = any(array(select key from gone))
-    and c.key between (select key from gone order by key limit 1) and (select key from gone order by key desc limit 1)
-  returning c.key)
+entries as (delete from {{s}}.checkpoints c where {_OF.format(chosen="gone")} returning c.key)
 select key, count(*)::int8 from entries group by key"""  # noqa: S608
 
 EVENTS = """
