@@ -96,8 +96,8 @@ g as materialized (
   from unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::text[]::bool[], $12::text[]::bool[],
     $13::text[], $14::text[]::int8[], $15::text[]::int8[], $16::text[]::int8[], $17::text[])
   as g(key, state, body, labels, heartbeat, gone, owner, stale, orphan, before, prev))"""
-# Dead from here on, if the entry will land. Whoever beats meanwhile is looked at again, and stays alive. By arrays: who
-# waited for a row looks again at that row alone, and of a join found nothing any more.
+# Dead from here on, if the entry will land. Whoever beats meanwhile is looked at again, and stays alive. By arrays: a
+# row that was waited for is looked at again alone, and of a join with what was sent nothing was found then.
 _BURIED = """,
 suspects as materialized (
   select w.worker from {s}.workers w
