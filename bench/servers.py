@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +22,7 @@ import msgspec
 import saveslot
 from bench import fresh
 from bench.contenders import CONTENDERS, AppendingBook, BareBook, Book, LangGraphBook, Open, SaveslotBook
-from saveslot.benchmark import QUICK, Message, Series, Sizes, State, long_session
+from saveslot.benchmark import QUICK, Message, Series, Sizes, State, long_session, message
 from saveslot.stack import Postgres, Valkey
 
 SLOT, ADDING, HOT = "Saveslot on PostgreSQL", "Saveslot on PostgreSQL, append=", "Saveslot on PostgreSQL + Valkey"
@@ -33,6 +34,9 @@ SMALL = (SLOT, HOT, LOOP, GRAPH)
 CROWD = (SLOT, HOT, GRAPH)
 RESUMED = (SLOT, HOT, BLOB, GRAPH)
 ROUNDS = 3
+# What takes less than a millisecond differs more from second to second than from the other: both in turn, in blocks of
+# so many, and the median of the blocks' ratios.
+PAIRS, BLOCK = 60, 20
 FRESH_RESUMES, PEER_RESUMES = 5, 1
 READERS = 64
 READS = 200  # each
@@ -48,6 +52,7 @@ class Results:
     resumed: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # ms, fresh process
     reopened: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # ms, same process
     heads: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # reads a second
+    added: list[float] = field(default_factory=list[float])  # `append=` by the raw insert, of each pair of blocks
 
 
 def run(sizes: Sizes, repeats: int, say: Callable[[str], None]) -> Results:
@@ -113,6 +118,7 @@ class _Bench:
                 found.long[name].append(series)
                 found.stored[name].append(stored / sizes.turns)
                 found.logged[name].append(logged / sizes.turns)
+            found.added += asyncio.run(_paired(urls[ADDING], urls[LOOP], sizes))
             asyncio.run(_long(BLOB, urls[BLOB], sizes))
             for turn in range(sizes.resumes):
                 for name in rotated(RESUMED, turn):
@@ -140,6 +146,31 @@ async def _weighed(name: str, url: str, sizes: Sizes) -> tuple[Series, int, int]
         return series, grown - stored, written - logged
     finally:
         await eye.close()
+
+
+async def _paired(adding: str, inserting: str, sizes: Sizes) -> list[float]:
+    """The long session goes on by `append=`, and beside it the raw inserts: how much longer that takes, by block."""
+
+    async def block(book: Book, turn: int) -> float:
+        ms: list[float] = []
+        for n in range(turn, turn + BLOCK):
+            new = message(n, sizes.turn_bytes)
+            start = perf_counter()
+            await book.save(0, new, {})
+            ms.append(perf_counter() - start)
+        return median(ms)
+
+    ratios: list[float] = []
+    async with CONTENDERS[ADDING](adding, 0) as ours, CONTENDERS[LOOP](inserting, 0) as raw:
+        await block(ours, sizes.turns)  # resumes it
+        for pair in range(1, PAIRS + 1):
+            turn = sizes.turns + pair * BLOCK
+            if pair % 2:
+                took, floor = await block(ours, turn), await block(raw, turn)
+            else:
+                floor, took = await block(raw, turn), await block(ours, turn)
+            ratios.append(took / floor)
+    return ratios
 
 
 async def _heads(url: str) -> float:

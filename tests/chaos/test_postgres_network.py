@@ -69,6 +69,29 @@ async def first(events: Any) -> Any:
     return await anext(aiter(events))
 
 
+async def test_who_is_cancelled_waits_for_nobody(server: Postgres, way: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for a server that is silent either; what it asked to be written is written all the same, once."""
+    monkeypatch.setattr(postgres_server, "SILENCE", 2 * HANGS)
+    monkeypatch.setattr(postgres_server, "FAREWELL", 2 * HANGS)
+    store, eye = await PostgresStore.open(way.url), await PostgresStore.open(server.url)
+    pen = Pen("cancelled", "alone")
+    await store.append([group := pen.begin()])
+    pen.saw(group)
+    way.drop()
+    appending = asyncio.ensure_future(store.append([late := pen.group()]))
+    await asyncio.sleep(0.1)
+    appending.cancel()
+    async with asyncio.timeout(HANGS):
+        with pytest.raises(asyncio.CancelledError):
+            await appending
+    way.heal()
+    way.cut()  # those that were silent are told so
+    await until(lambda: eye.entries(pen.key, [(late.entries[0].seq,) * 2]))
+    assert [entry.append_id for entry in await eye.entries(pen.key)] == [pen.prev, late.entries[0].append_id]
+    await store.close()
+    await eye.close()
+
+
 @pytest.mark.parametrize("fault", ["drop", "lose_answers", "refuse"])
 async def test_every_await_ends(server: Postgres, way: Proxy, patience: Patience, fault: str) -> None:
     """Whatever is asked while no answer comes ends in Unavailable, closing too, and nothing of it is doubled."""

@@ -285,6 +285,29 @@ async def test_without_good_statistics(filled_server: Postgres, schema: str) -> 
     await keeps_to_its_indexes(filled_server.url, schema)
 
 
+async def test_two_claims_of_one_dead_worker(filled_server: Postgres) -> None:
+    """Both wait for its row, and both land: who waited looks at it again, and finds it as dead as before."""
+    stores = [await PostgresStore.open(f"{filled_server.url}&schema=never") for _ in range(2)]
+    dead, living = Worker(b"D" * 16, "dead", 0, first=True), Worker(b"L" * 16, "living", 60 * SECOND, first=True)
+    connection = await asyncpg.connect(filled_server.url)
+    keys = await connection.fetch("select key from never.sessions where id like 'short-%3' order by id limit 20")
+    pens = [pen(head) for head in await stores[0].heads([key for (key,) in keys]) if head is not None]
+    await stores[0].append(groups := [each.take_over(dead) for each in pens])
+    for each, group in zip(pens, groups, strict=True):
+        each.saw(group)
+    claims = [each.take_over(living, orphan=0) for each in pens]
+    async with connection.transaction():
+        await connection.execute("select from never.workers where worker = $1 for update", dead.id)
+        claiming = asyncio.gather(stores[0].append(claims[:10]), stores[1].append(claims[10:]))
+        async with asyncio.timeout(60):
+            while await connection.fetchval("select count(*) from pg_locks where not granted") < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    outcomes = {verdict.outcome for verdicts in await claiming for verdict in verdicts}
+    assert outcomes == {"appended"}
+    for one in (connection, *stores):
+        await one.close()
+
+
 @pytest.mark.faults  # it takes its time to be filled
 async def test_a_million_entries(server: Postgres) -> None:
     """Of tables that are large, and known to be."""

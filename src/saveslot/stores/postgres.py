@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -52,11 +53,15 @@ POLL, LAZY, QUICK = 0.05, 0.25, 0.005
 TRIES = 5
 # A worker that crashed and owns nothing leaves a row that nobody needs: gone after an hour.
 LEFTOVER = 3600 * 1_000_000
-# Of an entry: it is a sign of life, or follows one; it is the first of its group; what it has.
-SIGNED, FIRST, LEASE, NOTE, FRAME = 1, 2, 4, 8, 16
+# Of an entry, beside its kind: it is a sign of life, or follows one; it is the first of its group; what it has.
+SIGNED, FIRST, LEASE, NOTE, FRAME = 256, 512, 1024, 2048, 4096
 NOBODY = bytes(16)
+# A purge waits so long, in seconds, for statements that began before it.
+DRAINED = 2.0
 
 _json = msgspec.json.Encoder().encode
+_key = attrgetter("key")
+APPENDED = Outcome.APPENDED  # found once
 
 
 class PostgresStore:
@@ -132,47 +137,38 @@ class PostgresStore:
     async def _land(self, groups: list[Group]) -> list[Verdict]:
         """One statement for each sort of group; who did not land is told why, in a new snapshot."""
         lone = groups[0]
-        if len(groups) == len(lone.entries) == 1 and _sort(lone) is sql.PLAIN:
+        if len(groups) == 1 and _sort(lone) is sql.PLAIN:
             values = _values(lone, lone.entries[0], signed=lone.entries[0].sign)
             if found := await self._fetch(sql.LONE, self._clock and self._clock(), *values):
                 self._landed_groups += 1
                 self._news.tell()
                 return [Verdict(Outcome.APPENDED, [found[0][0]])]
-        sorts: dict[str, list[int]] = {}
-        for n, group in enumerate(groups):
-            sorts.setdefault(_sort(group), []).append(n)
-        verdicts: dict[int, Verdict] = {}
+        sorts: dict[str, list[Group]] = {}
+        for group in groups:
+            sorts.setdefault(_sort(group), []).append(group)
+        verdicts: dict[bytes, Verdict] = {}
         for statement in sql.APPENDING:
             if chosen := sorts.get(statement):
-                found = await self._landed([groups[n] for n in chosen], statement)
-                verdicts.update(zip(chosen, found, strict=True))
+                verdicts |= await self._landed(chosen, statement)
         self._landed_groups += len(groups)
         self._news.tell()
-        return [verdicts[n] for n in range(len(groups))]
+        return [verdicts[group.key] for group in groups]
 
-    async def _landed(self, groups: list[Group], statement: str) -> list[Verdict]:
-        verdicts: dict[int, Verdict] = {}
-        left = list(enumerate(groups))
+    async def _landed(self, groups: list[Group], statement: str) -> dict[bytes, Verdict]:
+        """What became of each, by its session's key."""
+        verdicts: dict[bytes, Verdict] = {}
         for _ in range(TRIES):
-            given = _given([group for _, group in left], statement)
-            [(now, keys)] = await self._fetch(statement, self._times(), *given)
-            landed: set[bytes] = {keys[at : at + 16] for at in range(0, len(keys), 16)}
-            lost: list[tuple[int, Group]] = []
-            for n, group in left:
-                if group.key in landed:
-                    times = [entry.time(now) for entry in group.entries]
-                    verdicts[n] = Verdict(Outcome.APPENDED, times, None, _beaten(group, now))
-                else:
-                    lost.append((n, group))
-            looked = await self._looked([group for _, group in lost]) if lost else []
-            left = []
-            for (n, group), verdict in zip(lost, looked, strict=True):
-                if verdict is None:
-                    left.append((n, group))
-                else:
-                    verdicts[n] = verdict
-            if not left:
-                return [verdicts[n] for n in range(len(groups))]
+            [(now, keys)] = await self._fetch(statement, self._times(), *_given(groups, statement))
+            landed = {keys[at : at + 16] for at in range(0, len(keys), 16)}
+            verdicts |= {group.key: _appended(group, now) for group in groups if group.key in landed}
+            if len(landed) == len(groups):
+                return verdicts
+            lost = [group for group in groups if group.key not in landed]
+            looked = await self._looked(lost)
+            verdicts |= {group.key: found for group, found in zip(lost, looked, strict=True) if found is not None}
+            groups = [group for group, found in zip(lost, looked, strict=True) if found is None]
+            if not groups:
+                return verdicts
         raise Unavailable("some entries met rivals that never landed; retry")
 
     async def _looked(self, groups: list[Group]) -> list[Verdict | None]:
@@ -233,14 +229,30 @@ class PostgresStore:
         return emptied + (0 if body is None else len(await self._fetch(sql.SWAP, key, *body)))
 
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
+        purged: dict[bytes, int] = {}
         if seen is None:
-            purged: dict[bytes, int] = dict(await self._fetch(sql.PURGE, b"".join(keys)))
+            if await self._drained():
+                purged = dict(await self._fetch(sql.PURGE, b"".join(keys)))
         else:
             told = b"".join(key + last + os.urandom(16) for key, last in zip(keys, seen, strict=True))
-            counts: dict[bytes, int] = dict(await self._fetch(sql.DOOM, self._times(), told))
-            gone = await self._fetch(sql.PURGE, b"".join(counts))
-            purged = {key: counts[key] for key, _ in gone}
+            purged = dict(await self._fetch(sql.DOOM, self._times(), told))
+            if purged and await self._drained():
+                await self._fetch(sql.BURY, b"".join(purged))
         return [purged.pop(key, 0) for key in keys]
+
+    async def _drained(self) -> bool:
+        """Wait for all who write to the log just now: they may not see a tombstone, and must collide with it.
+
+        False if one of them takes too long. Tombstones that are left then, as after a crash, belong to no session:
+        nobody finds them, and they go with their month.
+        """
+        end, nap = time.monotonic() + DRAINED, QUICK / 2
+        writing = {one for (one,) in await self._fetch(sql.WRITING)}
+        while writing and time.monotonic() < end:
+            await asyncio.sleep(nap)
+            nap = min(nap * 2, POLL)
+            writing &= {one for (one,) in await self._fetch(sql.WRITING)}
+        return not writing
 
     # Reading
 
@@ -397,7 +409,7 @@ class PostgresStore:
 
 
 def _sort(group: Group) -> str:
-    """The statement that lands it. `PLAIN` for checkpoints and steps alone, which leave the session's row as it is."""
+    """The statement that lands it. `PLAIN` for a checkpoint or step alone, which leaves the session's row as it is."""
     if group.create is not None:
         return sql.CREATE
     if group.only_stale or group.only_orphan is not None:
@@ -407,38 +419,37 @@ def _sort(group: Group) -> str:
     for entry in group.entries:
         if entry.kind not in PLAIN_KINDS:
             return sql.CHANGING
-    return sql.PLAIN
+    return sql.PLAIN if len(group.entries) == 1 else sql.SEVERAL
 
 
 def _given(groups: list[Group], statement: str) -> list[Any]:
-    """What a statement is told of its groups, behind the clock."""
+    """What a statement is told of its groups, behind the clock. By key: all who write several sessions keep to that."""
+    groups = sorted(groups, key=_key)
     heads: list[bytes] = []
     parts: list[bytes] = []
     names: list[str] = []
-    numbers: list[tuple[int, ...]] = []
+    numbers: list[int] = []
     for group in groups:
         place, prev = FIRST, group.prev or NOBODY
         for entry in group.entries:
             lease, note, frame = entry.lease, entry.note, entry.frame
             if entry.sign:
                 place |= SIGNED
-            has = place if frame is None else place | FRAME
+            has = entry.kind | place
             if lease is not None:
                 has |= LEASE
             if note is not None:
                 has |= NOTE
-            heads += (group.key, entry.append_id, prev)
-            parts += (lease or b"", entry.recipe, entry.digest, note or b"", frame or b"")
+            if frame is not None:
+                has |= FRAME
+            heads += (group.key, entry.append_id, prev, lease or NOBODY)
+            parts += (entry.recipe, entry.digest, note or b"", frame or b"")
             names.append(entry.name)
-            numbers.append((entry.seq, entry.kind, entry.at, has, entry.fence, entry.data_seq, entry.about_seq))
+            numbers += (entry.seq, has, entry.at, entry.fence, entry.data_seq, entry.about_seq)
             place, prev = place & SIGNED, NOBODY
-    places = list(accumulate(map(len, parts), initial=1))
-    columns: list[Any] = [
-        *(b"".join(heads), b"".join(parts), names),
-        *map(_array, zip(*numbers, strict=True)),
-        *(_array(places[n : len(places) - 5 + n : 5]) for n in range(6)),
-    ]
-    if statement is sql.PLAIN:
+    ends = list(accumulate(map(len, parts), initial=1))
+    columns: list[Any] = [b"".join(heads), b"".join(parts), names, _array(numbers), _array(ends)]
+    if statement in {sql.PLAIN, sql.SEVERAL}:
         return columns
     told = [_created(group) if statement is sql.CREATE else _changed(group) for group in groups]
     return [*columns, *([_text(value) for value in column] for column in zip(*told, strict=True))]
@@ -478,10 +489,12 @@ def _created(group: Group) -> tuple[Any, ...]:
     )
 
 
-def _beaten(group: Group, now: int) -> int:
-    if group.create is None or group.heartbeat:
-        return now if group.heartbeat else 0
-    return group.create.heartbeat or now
+def _appended(group: Group, now: int) -> Verdict:
+    if group.create is not None and not group.heartbeat:
+        beaten = group.create.heartbeat or now
+    else:
+        beaten = now if group.heartbeat else 0
+    return Verdict(APPENDED, [entry.time(now) for entry in group.entries], None, beaten)
 
 
 def _conflict(head: Head | None) -> Verdict:

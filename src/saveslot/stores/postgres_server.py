@@ -19,7 +19,7 @@ from saveslot.errors import InvalidInput, SaveslotError, Unavailable
 from saveslot.loops import running
 from saveslot.metrics import Counters
 from saveslot.stores import postgres_partitions, shown
-from saveslot.stores.deadlines import Deadlines
+from saveslot.stores.deadlines import Deadlines, Within
 from saveslot.stores.lines import Lines
 
 T = TypeVar("T")
@@ -78,6 +78,7 @@ class Server:
         self._pool = pool
         self._theirs = pool is not None
         self._lines: Lines | None = None
+        self._leaving: set[asyncio.Task[None]] = set()  # of connections that are being called off
         self._deadlines = Deadlines()  # in our loop
         self._closed = False
         self.counters = Counters()
@@ -107,6 +108,8 @@ class Server:
         if self._opening is not None and not self._opening.done():
             self._opening.cancel()
             await asyncio.wait([self._opening])
+        if self._leaving:
+            await asyncio.wait(self._leaving)
         if self._lines is not None:
             try:
                 async with asyncio.timeout(FAREWELL):
@@ -208,12 +211,7 @@ class Server:
                     finally:  # a pool asks the server once more, and would wait for ever
                         await self._pool.release(connection, timeout=SILENCE)
                 else:
-                    line = await self._lines.take()
-                    try:
-                        with answer:
-                            done = await self._worked(line, work)
-                    finally:
-                        self._lines.give(line)
+                    done = await self._by_line(self._lines, work, answer)
                 self._trouble = None
                 return done
             except asyncpg.ClientConfigurationError:  # no server was asked
@@ -231,6 +229,25 @@ class Server:
                         self._lines.doubt()
                 await asyncio.sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311  (jitter)
                 wait = min(wait * 2, 1.0)
+
+    async def _by_line(self, lines: Lines, work: Callable[[Connection], Awaitable[T]], answer: Within) -> T:
+        line = await lines.take()
+        try:
+            with answer:
+                done = await work(line)
+        except BaseException as exc:
+            if answer.expired or isinstance(exc, asyncio.CancelledError):  # whoever waited need not wait for this
+                leaving = asyncio.ensure_future(_called_off(line))
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
+                leaving.add_done_callback(lambda _: lines.give(line))
+            else:
+                if isinstance(exc, PASSING):
+                    line.terminate()  # whatever state it is in, nobody else shall get it
+                lines.give(line)
+            raise
+        lines.give(line)
+        return done
 
     async def _worked(self, connection: Connection, work: Callable[[Connection], Awaitable[T]]) -> T:
         try:
