@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self, cast
+import asyncio
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Self, cast
 
 from saveslot import codec, difference
 from saveslot.errors import InvalidInput
 from saveslot.log import Entry
-from saveslot.model import DATA_KINDS, Data, as_name
+from saveslot.model import DATA_KINDS, Data, as_name, copied
 from saveslot.slot import Draft, Slot
 
 
-class Save(NamedTuple):
+@dataclass(slots=True)
+class Save:
     name: str
-    data: Data | None = None
-    metadata: Data | None = None
-    append: Mapping[str, Sequence[Any]] | None = None
-    patch: Sequence[Mapping[str, Any]] | None = None
+    data: Data | None
+    metadata: Data | None
+    append: Mapping[str, Sequence[Any]] | None
+    patch: Sequence[Mapping[str, Any]] | None
+
+    @contextmanager
+    def left_behind(self) -> Generator[None]:
+        """Around a write that goes on when its caller leaves: who left may change what it handed over."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            with suppress(InvalidInput):  # what cannot be copied cannot be saved either, and that is told there
+                self.data, self.metadata = copied(self.data), copied(self.metadata)
+                self.append, self.patch = copied(self.append), copied(self.patch)
+            raise
 
     def checked(self) -> Self:
         as_name(self.name, "name")
@@ -28,7 +43,7 @@ class Save(NamedTuple):
 
 def drafted(slot: Slot, state: codec.State, save: Save, before: Draft | None) -> Draft:
     """The checkpoint behind the slot's newest state; `before` itself if that was this same one, sent once more."""
-    name, data, metadata, append, patch = save
+    name, data, metadata, append, patch = save.name, save.data, save.metadata, save.append, save.patch
     draft = slot.draft()
     if append is not None or patch is not None:
         asked, path = (append, "append") if patch is None else (patch, "patch")
