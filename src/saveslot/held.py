@@ -205,7 +205,7 @@ class Held:
         draft = drafted(slot, state, save, before)
         if draft is not before:
             await self._append(draft)
-        return draft.landed(draft.group.entries[-1], Checkpoint)
+        return draft.made(Checkpoint)
 
     async def heartbeat(self) -> None:
         """A sign of life of this session. (That of its worker goes on by itself.)"""

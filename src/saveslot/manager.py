@@ -431,7 +431,9 @@ class SessionManager(SessionCollector):
             self._slots.hits += 1
             slot.lock.take()
             try:
-                return await self._saved(slot, state, value, save)
+                draft = self._drafted(slot, state, value, save)
+                await self._append(slot, draft)
+                return _made(value, slot, draft)
             except Overtaken:
                 pass
             finally:
@@ -448,21 +450,21 @@ class SessionManager(SessionCollector):
                 await self._check_seen(session, slot)
             if slot.at.lease is not None:
                 await self._check_free(slot)
-            return await self._saved(slot, await slot.load_data(), session, save, before)
+            draft = self._drafted(slot, await slot.load_data(), session, save, before)
+            if draft is before:
+                return draft.made(Checkpoint)
+            await self._append(slot, draft)
+            return _made(session, slot, draft)
 
-    async def _saved(
+    def _drafted(
         self, slot: Slot, state: codec.State, session: AgentSession | None, save: Save, before: Draft | None = None
-    ) -> Checkpoint:
-        """The checkpoint behind that state: stored now, if it is not `before`. The slot's lock is the caller's."""
+    ) -> Draft:
+        """The checkpoint behind that state, or `before`, which was it already. The slot's lock is the caller's."""
         follow(slot.at.state, "checkpoint")
         draft = drafted(slot, state, save, before)
-        if draft is not before:
-            draft.author = session
-            await self._append(slot, draft)
-        made = draft.landed(draft.group.entries[-1], Checkpoint)
         if session is not None and draft is not before:
-            _show(session, slot, made)
-        return made
+            draft.author = session
+        return draft
 
     @settled
     @with_a_fresh_head
@@ -620,9 +622,11 @@ class SessionManager(SessionCollector):
 
 
 def _named(session: AgentSession | str) -> tuple[AgentSession | None, str]:
-    return (
-        (session, session.session_id) if isinstance(session, AgentSession) else (None, as_name(session, "session_id"))
-    )
+    if isinstance(session, AgentSession):
+        return session, session.session_id
+    if isinstance(session, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return None, session  # whoever looks for it in the store looks at it first
+    return None, as_name(session, "session_id")
 
 
 def _asked(group: Group) -> object:
@@ -655,6 +659,13 @@ def _follows(draft: Draft, session: AgentSession | None) -> bool:
     """True for a draft that stands right behind what the value has seen, or is that."""
     known = {draft.group.prev, draft.at.append_id}
     return session is None or (session.seen is not None and session.seen.append_id in known)
+
+
+def _made(session: AgentSession | None, slot: Slot, draft: Draft) -> Checkpoint:
+    made = draft.made(Checkpoint)
+    if session is not None:
+        _show(session, slot, made)
+    return made
 
 
 def _show(session: AgentSession, slot: Slot, made: Checkpoint) -> None:
