@@ -584,7 +584,9 @@ class OwnersMachine(RuleBasedStateMachine):
             asks[f"c{number}"] = self.verb(grip, verb, number), _after(verb, number)
         pick.shuffle(keys := list(asks))
         told = dict(zip(keys, self.run(self.at_once(held, [asks[key][0] for key in keys], pick)), strict=True))
-        released = len(asks) > len(verbs)
+        # Who left before it began let nothing go.
+        released = len(asks) > len(verbs) and not self.owned(grip.session_id)
+        assert released or len(asks) == len(verbs) or isinstance(told[f"c{self.count}"], asyncio.CancelledError)
         if not released and life.state in TRANSITIONS["checkpoint"]:  # what is in doubt is settled first
             number = self.next()
             asks[f"c{number}"] = self.verb(grip, "checkpoint", number), _after("checkpoint", number)
