@@ -267,8 +267,8 @@ class _Log:
 class _Whole(Draft):
     """Each checkpoint is kept whole, so that any other can go."""
 
-    def _written(self, entry: Entry, written: codec.Written) -> None:
-        super()._written(entry, written)
+    def _written(self, written: codec.Written, *told: Any, **more: Any) -> None:
+        super()._written(written, *told, **more)
         self.at = self.at._replace(data=codec.State())
 
     def rollback(self, name: str, target: Entry | None, metadata: Data) -> None:

@@ -142,8 +142,11 @@ class Held:
         except Unavailable:
             self._lifeline.strays = True  # nobody knows: it is let go when the store is back, or its time runs out
         finally:  # cancelled: it is on its way all the same
-            self._over = self._over or LeaseLost(f"session {self._slot.session_id} was let go; hold it again to go on")
+            self._over = self._over or self._let_go()
             self.untaken()
+
+    def _let_go(self) -> LeaseLost:
+        return LeaseLost(f"session {self._slot.session_id} was let go; hold it again to go on")
 
     @settled
     async def _released(self) -> None:
@@ -159,7 +162,8 @@ class Held:
                 except Conflict:  # someone changed something; the lease may still be ours
                     slot.meet(await self._head())
                     if slot.at.lease != self._lease:
-                        return
+                        break
+            self._over = self._over or self._let_go()  # before anybody else has a turn
 
     # The verbs
 
@@ -182,7 +186,8 @@ class Held:
                 return await self._saved(state, save)
             finally:
                 slot.lock.give()
-        return await self._checkpoint(save)
+        with save.left_behind():
+            return await self._checkpoint(save)
 
     @settled
     async def _checkpoint(self, save: Save) -> Checkpoint:
@@ -190,6 +195,7 @@ class Held:
         slot = self._slot
         async with slot.lock:
             before = await self._settle() if slot.doubtful else None
+            self._check_ours()
             return await self._saved(await slot.load_data(), save, before)
 
     async def _saved(self, state: codec.State, save: Save, before: Draft | None = None) -> Checkpoint:
@@ -199,7 +205,7 @@ class Held:
         draft = drafted(slot, state, save, before)
         if draft is not before:
             await self._append(draft)
-        return draft.landed(draft.group.entries[-1], Checkpoint)
+        return draft.made(Checkpoint)
 
     async def heartbeat(self) -> None:
         """A sign of life of this session. (That of its worker goes on by itself.)"""
@@ -231,6 +237,7 @@ class Held:
 
     @settled
     async def _live(self, verb: str, kind: Kind, name: str, data: Data) -> None:
+        data = as_data(data, "data")  # its caller may leave, and change it
         await self._sure()
         async with self._slot.lock:
             request = (verb, codec.encode(data, "data", self._slot.limit)[0])
@@ -246,9 +253,9 @@ class Held:
     @settled
     async def update_context(self, changes: Data | None = None, /, **more: Any) -> None:
         """Set keys of the session's context."""
+        changes = {**as_data(changes, "context"), **as_data(more, "context")}
         await self._sure()
         async with self._slot.lock:
-            changes = {**as_data(changes, "context"), **as_data(more, "context")}
             request = ("update_context", codec.encode(changes, "context", self._slot.limit)[0])
             if not await self._landed_before(request):
                 await self._slot.load_about()
@@ -265,6 +272,7 @@ class Held:
         async with self._slot.lock:
             if self._slot.doubtful:
                 raise Unavailable(f"session {self._slot.session_id}: a write is in doubt; first retry that one")
+            self._check_ours()
             head, draft = await self._head(), self._slot.draft()
             if head.last.append_id != self._slot.at.append_id:
                 raise self._told(Outcome.CONFLICT, head)  # its holder will be told by the next verb
@@ -461,6 +469,10 @@ class Held:
                 self.lose(exc)
             except Unavailable as exc:
                 self.lose(LeaseLost(f"session {self._slot.session_id} may have been taken over: {exc}"))
+        self._check_ours()
+
+    def _check_ours(self) -> None:
+        """Also who waited for its turn asks: what came before it may have ended the hold."""
         if self._over is not None:
             raise self._over
 
@@ -481,8 +493,7 @@ class Held:
         draft = await self._settle() if self._slot.doubtful else None
         if draft is not None and draft.request == request:
             return True
-        if self._over is not None:
-            raise self._over
+        self._check_ours()
         return False
 
     async def _landing(self, write: Awaitable[R]) -> R:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any, Self
 from weakref import WeakValueDictionary
@@ -199,15 +199,16 @@ class SessionManager(SessionCollector):
         made = shown(made, draft.group.entries, session.session_id)
         session.checkpoints = [draft.landed(entry, SessionCheckpoint) for entry in made]
         session.seen = _seen(slot, None)
-        self._slots.keep(slot)
+        known = self._slots.get(session.session_id)
+        if known is None or known.key != slot.key:  # else somebody wrote behind it before its answer came
+            self._slots.add(slot)
         return session
 
     @settled
     @with_a_fresh_head
     async def update_session(self, session: AgentSession) -> AgentSession:
         """Append what was staged and what changed in context, metadata and labels, in one durable step."""
-        slot = await self._slot(session.session_id)
-        async with slot.lock:
+        async with self._turn(session.session_id) as slot:
             await self._settle(slot, session)
             seen = await self._check_seen(session, slot)
             staged = list(session.staged)
@@ -283,7 +284,7 @@ class SessionManager(SessionCollector):
                 with suppress(Conflict):  # a write in doubt lost; what was staged still is
                     await self._settle(slot, session)
                 head = await self._lookup.existing(session.session_id)
-                self._slots.renew(slot, head)
+                self._slots.forget(slot)
         if session.seen is not None and session.seen.key != head.row.key:
             raise NotFound(f"session {session.session_id} was deleted and created anew; read the new one (get_session)")
         return head
@@ -301,8 +302,8 @@ class SessionManager(SessionCollector):
         draft = self._deaths.get(session_id)  # its answer was lost: should it have landed, it was ours
         if draft is None:
             head = await self._lookup.head(session_id)
-            self._slots.forget(self._slots.get(session_id))
             if head is None:
+                self._slots.forget(self._slots.get(session_id))
                 return False
             draft = Draft(head.row.key, Point.of(head), self._limit)
             draft.lifecycle(Kind.TOMBSTONE, "session_deleted", {})
@@ -310,6 +311,9 @@ class SessionManager(SessionCollector):
         self._deaths.begin(session_id, draft)
         [verdict] = await self._store.append([draft.group])
         self._deaths.end(session_id)
+        slot = self._slots.get(session_id)
+        if slot is not None and slot.key == draft.group.key and verdict.outcome is not Outcome.CONFLICT:
+            self._slots.forget(slot)  # only now: until it landed something of it may be in doubt
         match verdict.outcome:
             case Outcome.ALREADY if await self._lookup.head(session_id) is not None:
                 return None  # it was created anew since
@@ -427,38 +431,40 @@ class SessionManager(SessionCollector):
             self._slots.hits += 1
             slot.lock.take()
             try:
-                return await self._saved(slot, state, value, save)
+                draft = self._drafted(slot, state, value, save)
+                await self._append(slot, draft)
+                return _made(value, slot, draft)
             except Overtaken:
                 pass
             finally:
                 slot.lock.give()
-        return await self._checkpoint(value, session_id, save)
+        with save.left_behind():
+            return await self._checkpoint(value, session_id, save)
 
     @settled
     @with_a_fresh_head
     async def _checkpoint(self, session: AgentSession | None, session_id: str, save: Save) -> Checkpoint:
-        slot = self._slots.known(session_id) or await self._slot(session_id)
-        async with slot.lock:
+        async with self._turn(session_id) as slot:
             before = await self._settle(slot, session) if slot.doubtful else None
             if session is not None:
                 await self._check_seen(session, slot)
             if slot.at.lease is not None:
                 await self._check_free(slot)
-            return await self._saved(slot, await slot.load_data(), session, save, before)
+            draft = self._drafted(slot, await slot.load_data(), session, save, before)
+            if draft is before:
+                return draft.made(Checkpoint)
+            await self._append(slot, draft)
+            return _made(session, slot, draft)
 
-    async def _saved(
+    def _drafted(
         self, slot: Slot, state: codec.State, session: AgentSession | None, save: Save, before: Draft | None = None
-    ) -> Checkpoint:
-        """The checkpoint behind that state: stored now, if it is not `before`. The slot's lock is the caller's."""
+    ) -> Draft:
+        """The checkpoint behind that state, or `before`, which was it already. The slot's lock is the caller's."""
         follow(slot.at.state, "checkpoint")
         draft = drafted(slot, state, save, before)
-        if draft is not before:
-            draft.author = session
-            await self._append(slot, draft)
-        made = draft.landed(draft.group.entries[-1], Checkpoint)
         if session is not None and draft is not before:
-            _show(session, slot, made)
-        return made
+            draft.author = session
+        return draft
 
     @settled
     @with_a_fresh_head
@@ -468,8 +474,7 @@ class SessionManager(SessionCollector):
         A session value must have seen the newest entry, and goes on from the new one. A failed session becomes active.
         """
         session, session_id = _named(id)
-        slot = await self._slot(session_id)
-        async with slot.lock:
+        async with self._turn(session_id) as slot:
             draft = await self._settle(slot, session)
             if draft is None or draft.request != ("rollback", to) or not _follows(draft, session):
                 head = await self._lookup.existing(session_id)
@@ -531,9 +536,20 @@ class SessionManager(SessionCollector):
 
     # The slots
 
+    @asynccontextmanager
+    async def _turn(self, session_id: str) -> AsyncGenerator[Slot]:
+        """The slot of a session, for us alone. There is one at a time: with two their writers would collide."""
+        while True:
+            slot = await self._slot(session_id)
+            async with slot.lock:
+                if self._slots.get(session_id) is slot:  # else it was forgotten while we waited
+                    yield slot
+                    return
+
     async def _slot(self, session_id: str) -> Slot:
-        slot = self._slots.known(as_name(session_id, "session_id"))
+        slot = self._slots.get(session_id)
         if slot is not None:
+            self._slots.hits += 1
             return slot
         self._slots.misses += 1
         head = await self._lookup.existing(session_id)
@@ -541,7 +557,7 @@ class SessionManager(SessionCollector):
         if slot is None:
             slot = Slot(self._store, session_id, head.row.key, Point.of(head), self._limit)
             slot.newest = head.last
-            self._slots.keep(slot)
+            self._slots.add(slot)
         return slot
 
     async def _append(self, slot: Slot, draft: Draft) -> Verdict:
@@ -560,7 +576,7 @@ class SessionManager(SessionCollector):
             if slot.refused:
                 self._slots.forget(slot)
             else:
-                self._slots.keep(slot)
+                self._slots.used(slot)
 
     async def _settle(self, slot: Slot, session: AgentSession | None) -> Draft | None:
         """Find out what became of a write whose outcome is unknown, before anything else is written."""
@@ -580,10 +596,10 @@ class SessionManager(SessionCollector):
         """While a session is held only its holder saves; what this manager knows of that may be old."""
         head = await self._lookup.existing(slot.session_id)
         if head.row.lease is not None:
-            self._slots.renew(slot, head)
+            self._slots.forget(slot)
             raise await self._lookup.held(head)
         if head.last.append_id != slot.at.append_id:
-            self._slots.renew(slot, head)
+            self._slots.forget(slot)
             raise refusal(slot.session_id, Verdict(Outcome.CONFLICT, head=head.last), slot.at.seq)
 
     async def _check_seen(self, session: AgentSession, slot: Slot) -> Seen:
@@ -594,11 +610,11 @@ class SessionManager(SessionCollector):
         if slot.at.append_id != seen.append_id:
             head = await self._lookup.head(session.session_id)
             if head is None or head.row.key != seen.key:
-                self._slots.renew(slot, head)
+                self._slots.forget(slot)
                 raise unknown(session.session_id, self.namespace)
             if head.last.append_id != seen.append_id:
                 if not await self._lookup.overtaken(head, seen.seq, seen.append_id):
-                    self._slots.renew(slot, head)
+                    self._slots.forget(slot)
                     raise refusal(session.session_id, Verdict(Outcome.CONFLICT, head=head.last), seen.seq)
                 seen.seq, seen.append_id = head.last.seq, head.last.append_id
             slot.meet(head)
@@ -606,9 +622,11 @@ class SessionManager(SessionCollector):
 
 
 def _named(session: AgentSession | str) -> tuple[AgentSession | None, str]:
-    return (
-        (session, session.session_id) if isinstance(session, AgentSession) else (None, as_name(session, "session_id"))
-    )
+    if isinstance(session, AgentSession):
+        return session, session.session_id
+    if isinstance(session, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return None, session  # whoever looks for it in the store looks at it first
+    return None, as_name(session, "session_id")
 
 
 def _asked(group: Group) -> object:
@@ -641,6 +659,13 @@ def _follows(draft: Draft, session: AgentSession | None) -> bool:
     """True for a draft that stands right behind what the value has seen, or is that."""
     known = {draft.group.prev, draft.at.append_id}
     return session is None or (session.seen is not None and session.seen.append_id in known)
+
+
+def _made(session: AgentSession | None, slot: Slot, draft: Draft) -> Checkpoint:
+    made = draft.made(Checkpoint)
+    if session is not None:
+        _show(session, slot, made)
+    return made
 
 
 def _show(session: AgentSession, slot: Slot, made: Checkpoint) -> None:

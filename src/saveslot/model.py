@@ -99,19 +99,21 @@ def as_time(value: Any, path: str) -> datetime:
 # Names, ids and namespaces are keys: they travel through logs, shells, URLs and other databases.
 MAX_NAME = 200
 _UNFIT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_FIT = re.compile(rf"[^\x00-\x1f\x7f\ud800-\udfff]{{1,{MAX_NAME}}}").fullmatch
 
 
 def as_name(value: Any, path: str) -> str:
     """Any text of 1 to 200 characters that every database, log line and terminal can hold."""
     if not isinstance(value, str):
         raise InvalidInput(path, f"must be text, not {type(value).__name__}")
+    if _FIT(value):
+        return value
     if not value:
         raise InvalidInput(path, "must not be empty")
     if len(value) > MAX_NAME:
         raise InvalidInput(path, f"has {len(value):,} characters; at most {MAX_NAME} are allowed")
-    if found := _UNFIT.search(value):
-        raise InvalidInput(path, f"must not contain the character {found[0]!a}")
-    return value
+    found = cast("re.Match[str]", _UNFIT.search(value))
+    raise InvalidInput(path, f"must not contain the character {found[0]!a}")
 
 
 def as_label(value: Any, path: str) -> str:

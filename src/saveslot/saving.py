@@ -2,51 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self, cast
+import asyncio
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Self, cast
 
 from saveslot import codec, difference
 from saveslot.errors import InvalidInput
 from saveslot.log import Entry
-from saveslot.model import DATA_KINDS, Data, as_name
+from saveslot.model import DATA_KINDS, Data, as_name, copied
 from saveslot.slot import Draft, Slot
 
 
-class Save(NamedTuple):
+@dataclass(slots=True)
+class Save:
     name: str
-    data: Data | None = None
-    metadata: Data | None = None
-    append: Mapping[str, Sequence[Any]] | None = None
-    patch: Sequence[Mapping[str, Any]] | None = None
+    data: Data | None
+    metadata: Data | None
+    append: Mapping[str, Sequence[Any]] | None
+    patch: Sequence[Mapping[str, Any]] | None
+
+    @contextmanager
+    def left_behind(self) -> Generator[None]:
+        """Around a write that goes on when its caller leaves: who left may change what it handed over."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            with suppress(InvalidInput):  # what cannot be copied cannot be saved either, and that is told there
+                self.data, self.metadata = copied(self.data), copied(self.metadata)
+                self.append, self.patch = copied(self.append), copied(self.patch)
+            raise
 
     def checked(self) -> Self:
         as_name(self.name, "name")
-        if (self.data is not None) + (self.append is not None) + (self.patch is not None) > 1:
+        if self.data is None and (self.append is None or self.patch is None):
+            return self
+        if self.append is not None or self.patch is not None:
             raise InvalidInput("checkpoint", "give data, append or patch, not several of them")
         return self
 
 
 def drafted(slot: Slot, state: codec.State, save: Save, before: Draft | None) -> Draft:
     """The checkpoint behind the slot's newest state; `before` itself if that was this same one, sent once more."""
-    name, data, metadata, append, patch = save
     draft = slot.draft()
-    if append is not None or patch is not None:
-        asked, path = (append, "append") if patch is None else (patch, "patch")
-        about = codec.encode(metadata, "metadata", slot.limit)[0]
-        draft.request = (name, codec.encode(asked, path, slot.limit)[0], about)
-    if before is not None and draft.request is not None and before.request == draft.request:
-        return before
-    if patch is not None:
-        append = _as_append(state, patch)
-    if append is not None:
-        draft.appended(name, dict(append), metadata)
-    elif patch is not None:
-        draft.checkpoint(name, difference.patched(state.value(), patch), metadata)
+    if save.append is None and save.patch is None:
+        draft.checkpoint(save.name, _whole(save.data), save.metadata)
     else:
-        draft.checkpoint(name, _whole(data), metadata)
+        draft.request = _asked(save, slot.limit)
+        if before is not None and before.request == draft.request:
+            return before
+        _change(draft, state, save)
     if before is not None and _repeats(draft.group.entries[-1], before.group.entries[-1]):
         return before
     return draft
+
+
+def _asked(save: Save, limit: int) -> object:
+    """What a retry is recognised by: applied once more, the same change would make another state."""
+    asked, path = (save.append, "append") if save.patch is None else (save.patch, "patch")
+    return save.name, codec.encode(asked, path, limit)[0], codec.encode(save.metadata, "metadata", limit)[0]
+
+
+def _change(draft: Draft, state: codec.State, save: Save) -> None:
+    append = save.append if save.patch is None else _as_append(state, save.patch)
+    if append is not None:
+        draft.appended(save.name, dict(append), save.metadata)
+    elif save.patch is not None:
+        draft.checkpoint(save.name, difference.patched(state.value(), save.patch), save.metadata)
 
 
 def _as_append(state: codec.State, patch: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from saveslot import codec
@@ -30,7 +30,7 @@ ENDING_KINDS = frozenset({Kind.COMPLETED, Kind.FAILED, Kind.TOMBSTONE})
 UNFINISHED = b"\x01"
 # Bytes that a slot takes beside states and frames, about.
 EACH = 1400
-APPENDED, ALREADY = Outcome.APPENDED, Outcome.ALREADY
+APPENDED, ALREADY, CHECKPOINT = Outcome.APPENDED, Outcome.ALREADY, Kind.CHECKPOINT
 
 
 class Point(NamedTuple):
@@ -60,12 +60,13 @@ def beginning() -> Point:
 class Draft:
     """A group in the making: entries behind a point, and the point that they lead to."""
 
+    author: object = None  # the session value that wants this written, if it was one
+    request: object = None  # what was asked for, where the entry alone does not tell a retry
+    timelines: Sequence[Timeline] = ()  # once landed: what decodes each entry
+
     def __init__(self, key: bytes, at: Point, limit: int) -> None:
         self.group = Group(key, at.append_id, [])
         self.at = at
-        self.author: object = None  # the session value that wants this written, if it was one
-        self.request: object = None  # what was asked for, where the entry alone does not tell a retry
-        self.timelines: dict[int, Timeline] = {}  # once landed: what decodes each entry
         self._limit = limit
 
     def checkpoint(
@@ -79,25 +80,28 @@ class Draft:
         sign: bool = True,
     ) -> None:
         note = self._note(metadata) if metadata else None
-        entry = self._entry(Kind.CHECKPOINT, name, at, append_id, sign=sign, note=note)
-        self._written(entry, codec.write(self.at.data, data, entry.seq, "data", self._limit))
+        written = codec.write(self.at.data, data, self.at.seq + 1, "data", self._limit)
+        self._written(written, name, note, at, append_id or drawn(), sign=sign)
 
     def appended(self, name: str, items: dict[str, Any], metadata: Data | None) -> None:
         note = self._note(metadata) if metadata else None
-        entry = self._entry(Kind.CHECKPOINT, name, sign=True, note=note)
         # The state before is used up by this: whatever can be refused must have been looked at by now.
-        self._written(entry, codec.append(self.at.data, items, entry.seq, self._limit))
+        self._written(codec.append(self.at.data, items, self.at.seq + 1, self._limit), name, note, 0, drawn())
 
     def _note(self, metadata: Data) -> bytes:
         return codec.note(as_data(metadata, "metadata"), "metadata", self._limit)
 
-    def _written(self, entry: Entry, written: codec.Written) -> None:
-        frame, state = written
-        entry.frame, entry.recipe, entry.digest = frame, state.recipe.pack(), state.digest
-        seq = entry.data_seq = entry.seq
-        self.group.entries.append(entry)
-        at = self.at
-        self.at = Point(seq, entry.append_id, at.state, at.fence, at.lease, seq, at.about_seq, state, at.about)
+    def _written(
+        self, written: codec.Written, name: str, note: bytes | None, time: int, append_id: bytes, *, sign: bool = True
+    ) -> None:
+        frame, data = written
+        before, _, state, fence, lease, _, about_seq, _, about = self.at
+        seq, recipe = before + 1, data.recipe.pack()
+        self.group.entries.append(
+            Entry(seq, append_id, CHECKPOINT, name, time, sign, 0, fence, lease, seq, about_seq, recipe, data.digest,
+                  note, frame)
+        )  # fmt: skip
+        self.at = Point(seq, append_id, state, fence, lease, seq, about_seq, data, about)
 
     def rollback(self, name: str, target: Entry | None, metadata: Data) -> None:
         """Back to the state of an older entry (None: before the first): its recipe once more, and no frame."""
@@ -191,25 +195,17 @@ class Draft:
             self.group.state = state.value
             self.at = self.at._replace(state=state)
 
+    def made(self, made_as: type[C]) -> C:
+        """The last entry as a checkpoint, once the draft was appended."""
+        return self.timelines[-1].checkpoint(self.group.entries[-1], made_as)
+
     def landed(self, entry: Entry, made_as: type[C]) -> C:
         """An entry of this draft as a checkpoint, once it was appended."""
-        return self.timelines[entry.seq].checkpoint(entry, made_as)
+        return self.timelines[entry.seq - self.group.entries[0].seq].checkpoint(entry, made_as)
 
-    def _entry(
-        self,
-        kind: Kind,
-        name: str,
-        at: int = 0,
-        append_id: bytes | None = None,
-        *,
-        sign: bool = False,
-        note: bytes | None = None,
-    ) -> Entry:
+    def _entry(self, kind: Kind, name: str, at: int = 0, append_id: bytes | None = None) -> Entry:
         seq, _, _, fence, lease, data_seq, about_seq, _, _ = self.at
-        append_id = append_id or drawn()
-        return Entry(
-            seq + 1, append_id, kind, name, at, sign, 0, fence, lease, data_seq, about_seq, b"", b"", note
-        )  # fmt: skip
+        return Entry(seq + 1, append_id or drawn(), kind, name, at, False, 0, fence, lease, data_seq, about_seq)  # noqa: FBT003
 
     def _add(self, entry: Entry, **reached: Any) -> None:
         self.group.entries.append(entry)
@@ -284,9 +280,10 @@ class Slot:
     @property
     def doubtful(self) -> bool:
         """True when nobody knows what became of the last write, or its caller did not hear of it."""
+        if self._pending is not None or self._last is None:
+            return self._pending is not None
         caller = CALLER.get()
-        unheard = self._last is not None and (self._last[2].gone or (caller is not None and caller.gone))
-        return self._pending is not None or bool(unheard)
+        return bool(self._last[2].gone or (caller is not None and caller.gone))
 
     @property
     def busy(self) -> bool:
@@ -295,7 +292,9 @@ class Slot:
     @property
     def ready(self) -> codec.State | None:
         """What the next checkpoint is compared with, when nothing is to be waited for before that is on its way."""
-        return None if self.lock.wanted or self.doubtful else self.at.data
+        if self.lock.wanted or self._pending is not None or (self._last is not None and self.doubtful):
+            return None
+        return self.at.data
 
     def meet(self, head: Head) -> None:
         """Follow the newest entry of the log; what was known of an older one goes."""
@@ -312,11 +311,7 @@ class Slot:
         self._pending = None
         if verdict.outcome is APPENDED or verdict.outcome is ALREADY:
             self.at = draft.at
-            for entry, at in zip(group.entries, verdict.times, strict=True):
-                entry.at = at
-                if entry.kind in DATA_KINDS and entry.frame is not None:
-                    self._grow(entry, entry.frame)
-                draft.timelines[entry.seq] = self.timeline
+            draft.timelines = [self._grown(entry, at) for entry, at in zip(group.entries, verdict.times, strict=True)]
             caller = CALLER.get()
             self._last = None if caller is None else (draft, verdict, caller)
             return verdict
@@ -331,10 +326,14 @@ class Slot:
         draft = self._pending
         return draft, await self.append(draft)
 
-    def _grow(self, entry: Entry, frame: bytes) -> None:
-        if not frame[1] & PATCH:
-            self.timeline = Timeline(self.session_id)  # the frames before it are not needed any more
-        self.timeline.add(entry.seq, frame)
+    def _grown(self, entry: Entry, at: int) -> Timeline:
+        """What decodes an entry that landed at that time."""
+        entry.at, frame = at, entry.frame
+        if frame is not None and entry.kind in DATA_KINDS:
+            if not frame[1] & PATCH:
+                self.timeline = Timeline(self.session_id)  # the frames before it are not needed any more
+            self.timeline.add(entry.seq, frame)
+        return self.timeline
 
     async def load_data(self) -> codec.State:
         """What the next checkpoint is compared with."""

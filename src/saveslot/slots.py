@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from saveslot.log import Head
 from saveslot.settling import CALLER, Caller
 from saveslot.slot import Draft, Slot
 
@@ -27,44 +26,38 @@ class Slots:
         slot = self._slots.get(session_id)
         return None if slot is not None and slot.refused else slot
 
-    def known(self, session_id: str) -> Slot | None:
-        """The same, for a write."""
-        slot = self._slots.get(session_id)
-        self.hits += slot is not None
-        return slot
+    def add(self, slot: Slot) -> None:
+        """The slot of its session from now on."""
+        self.forget(self._slots.get(slot.session_id))
+        self._slots[slot.session_id] = slot
+        self.used(slot)
 
-    def keep(self, newest: Slot) -> None:
-        """The slot to use from now on. Those that were longest without use make room for it, if nobody needs them."""
+    def used(self, newest: Slot) -> None:
+        """It was written to. Those that were longest without use make room for it, if nobody needs them."""
         slots, session_id = self._slots, newest.session_id
-        if (before := slots.get(session_id)) is not newest:
-            self.forget(before)
-            slots[session_id] = newest
-        slots.move_to_end(session_id)
-        self.weight += newest.weigh()
-        excess = self.weight - CACHE_BYTES
-        if excess > 0:
-            spare: list[Slot] = []
-            for slot in self._slots.values():
-                if excess <= 0:
-                    break
-                if slot is not newest and not slot.busy:
-                    spare.append(slot)
-                    excess -= slot.counted
-            for slot in spare:
-                self.forget(slot)
+        if slots.get(session_id) is newest:  # one that was forgotten meanwhile stays so: there may be another by now
+            slots.move_to_end(session_id)
+            self.weight += newest.weigh()
+            if self.weight > CACHE_BYTES:
+                self._make_room(newest)
+
+    def _make_room(self, newest: Slot) -> None:
+        excess, spare = self.weight - CACHE_BYTES, list[Slot]()
+        for slot in self._slots.values():
+            if excess <= 0:
+                break
+            if slot is not newest and not slot.busy:
+                spare.append(slot)
+                excess -= slot.counted
+        for slot in spare:
+            self.forget(slot)
 
     def forget(self, slot: Slot | None) -> None:
+        """Let the next caller load anew; so do those who wait for this one, once they have it."""
         if slot is not None and self._slots.get(slot.session_id) is slot:
             del self._slots[slot.session_id]
             self.weight -= slot.counted
             slot.counted = 0
-
-    def renew(self, slot: Slot, head: Head | None) -> None:
-        """Let the next caller load anew. Where callers wait already they keep the slot: with two they would collide."""
-        if head is not None and slot.lock.wanted > 1:
-            slot.meet(head)
-        else:
-            self.forget(slot)
 
 
 class Doubts:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import chain
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -21,30 +23,32 @@ Range = tuple[int, int]
 class Timeline:
     """Frames of one session, kept as stored. Walking forward applies one a step; a jump starts at a keyframe."""
 
+    weight = 0  # of its frames
+    _sorted: Sequence[int] = ()  # their seqs, as of the last look
+    _state: codec.State | None = None  # what the applied frames add up to
+    _applied: Sequence[int] = ()
+
     def __init__(
         self, session_id: str, frames: Iterable[Entry] = (), since: int = 0, thinned: frozenset[int] = frozenset()
     ) -> None:
         self._session_id = session_id
         self._since = since  # what rebuilds older entries was left out on purpose
         self._thinned = thinned  # hidden ones, whose frames may be gone
-        self._frames = {entry.seq: entry.frame for entry in frames if entry.frame is not None} if frames else {}
-        self._seqs = sorted(self._frames)
-        self.weight = sum(map(len, self._frames.values()))
-        self._state: codec.State | None = None  # what the applied frames add up to
-        self._applied: list[int] = []
+        self._frames: dict[int, bytes] = {}
+        for entry in frames:
+            if entry.frame is not None:
+                self.add(entry.seq, entry.frame)
 
     def add(self, seq: int, frame: bytes) -> None:
-        """The next frame of the session's log."""
         self._frames[seq] = frame
-        self._seqs.append(seq)
         self.weight += len(frame)
 
     def checkpoint(self, entry: Entry, made_as: type[C]) -> C:
         name = f"{self._session_id}:{entry.seq}"
         if entry.kind in DATA_KINDS:
             note = {} if entry.note is None else note_of(entry, name)
-            return made_as.stored(name, entry.name, moment(entry.at), lambda: self.data(entry), note)
-        return made_as.stored(name, entry.name, moment(entry.at), lambda: note_of(entry, name), {})
+            return made_as.stored(name, entry.name, moment(entry.at), partial(self.data, entry), note)
+        return made_as.stored(name, entry.name, moment(entry.at), partial(note_of, entry, name), {})
 
     def data(self, entry: Entry) -> Data:
         with _LOOKING:
@@ -54,7 +58,9 @@ class Timeline:
         """The state as of that entry, valid until the next call."""
         name = f"{self._session_id}:{entry.seq}"
         recipe = codec.Recipe.unpack(entry.recipe)
-        seqs = [seq for first, last in recipe.ranges for seq in self._within(first, last)]
+        known = self._seqs()
+        within = (known[bisect_left(known, first) : bisect_right(known, last)] for first, last in recipe.ranges)
+        seqs = [*chain.from_iterable(within)]
         if entry.seq in self._thinned and (len(seqs) != recipe.frames or not seqs):
             raise NotFound(f"the data of checkpoint {name} was thinned or cleared; history() lists what is left")
         if len(seqs) != recipe.frames:
@@ -72,7 +78,7 @@ class Timeline:
                 state.apply(self._frames[seq])
             except Corrupt as exc:
                 raise Corrupt(f"checkpoint {name}", f"its frame {seq} {exc.reason}") from exc
-            self._applied.append(seq)
+        self._applied = seqs
         if state.digest != entry.digest:
             raise Corrupt(f"checkpoint {name}", "its frames do not match their digest")
         self._state = state
@@ -80,12 +86,14 @@ class Timeline:
 
     def whole(self, recipe: codec.Recipe) -> bool:
         """True when all frames of a recipe are here."""
-        seqs = self._seqs
+        seqs = self._seqs()
         found = (bisect_right(seqs, last) - bisect_left(seqs, first) for first, last in recipe.ranges)
         return recipe.frames == sum(found)
 
-    def _within(self, first: int, last: int) -> list[int]:
-        return self._seqs[bisect_left(self._seqs, first) : bisect_right(self._seqs, last)]
+    def _seqs(self) -> Sequence[int]:
+        if len(self._sorted) != len(self._frames):  # frames are only ever added
+            self._sorted = sorted(self._frames)
+        return self._sorted
 
 
 def note_of(entry: Entry, where: str) -> Data:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import count
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from saveslot import Conflict, NotFound
-from saveslot.slot import Draft, Slot
+from saveslot import Conflict, NotFound, SaveslotError, slot
+from saveslot.slot import Draft, Slot, Turns
 from saveslot.stores.sqlite import SqliteStore
 from saveslot.testing.managers import ManagerMachine
 
@@ -64,3 +66,95 @@ def test_the_machine_sees_data_that_is_not_the_newest(monkeypatch):
     monkeypatch.setattr(Draft, "rollback", wrong)
     with pytest.raises(AssertionError):
         run_state_machine_as_test(ManagerMachine, settings=settings(QUICK, max_examples=500, phases=[Phase.generate]))
+
+
+class Lost(Turns):
+    """A cancelled waiter counts until it has heard of that: who comes in between waits for ever."""
+
+    def give(self):
+        self.wanted -= 1
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+    async def __aenter__(self):
+        self.wanted += 1
+        if self.wanted > 1:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.cancelled():
+                    self.wanted -= 1
+                else:
+                    self.give()
+                raise
+
+
+class Kept(Turns):
+    """One who is cancelled when the turn is its own already does not hand it on."""
+
+    async def __aenter__(self):
+        self.wanted += 1
+        if self.wanted > 1:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                self.wanted -= 1
+                raise
+
+
+appended = Slot.append
+
+
+async def ahead(self, draft):
+    """Who leaves takes its write for landed: the slot moves on."""
+    try:
+        return await appended(self, draft)
+    except asyncio.CancelledError:
+        self.at, self._pending = draft.at, None
+        raise
+
+
+async def forgotten(self, draft):
+    """A write whose sender left is not remembered."""
+    try:
+        return await appended(self, draft)
+    except asyncio.CancelledError:
+        self._pending = None
+        raise
+
+
+AT_ONCE = {
+    "a turn lost with a cancelled waiter": (slot, "Turns", Lost),
+    "a turn that a cancelled waiter keeps": (slot, "Turns", Kept),
+    "a state ahead of the log": (Slot, "append", ahead),
+    "a write that left no doubt": (Slot, "append", forgotten),
+}
+
+
+@pytest.mark.parametrize("fault", AT_ONCE)
+def test_the_machine_sees_what_goes_wrong_between_callers(fault, monkeypatch):
+    """Faults that need several callers at once, of whom some leave at the wrong moment, are met as well."""
+    monkeypatch.setattr(*AT_ONCE[fault])
+    monkeypatch.setattr(ManagerMachine, "patience", 1.0)
+    with pytest.raises((AssertionError, SaveslotError)):
+        crowded()
+
+
+def crowded() -> None:
+    for first in range(0, 1000, 40):
+        machine = ManagerMachine()
+        try:
+            machine.create(0, "a", {})
+            for seed in range(first, first + 40):
+                machine.together(0, Random(seed), seed % 4)
+        finally:
+            machine.runner.close()

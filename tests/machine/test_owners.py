@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from itertools import count
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from saveslot import SaveslotError, manager, slot
+from saveslot.held import Held
 from saveslot.model import Kind
 from saveslot.slot import Draft, Slot
 from saveslot.slots import Doubts
@@ -77,3 +79,28 @@ def test_the_machine_sees(fault, monkeypatch):
     quick = settings(QUICK, max_examples=500, phases=[Phase.generate], derandomize=True, database=None)
     with pytest.raises((AssertionError, SaveslotError, Boom)):
         run_state_machine_as_test(OwnersMachine, settings=quick)
+
+
+def test_the_machine_sees_what_is_written_after_a_release(monkeypatch):
+    """A planted fault, a verb that waits behind a release and is written all the same, is met by callers at once."""
+    monkeypatch.setattr(Held, "_check_ours", lambda _: None)
+    with pytest.raises(AssertionError):
+        crowded(300)
+
+
+def test_callers_of_a_holder_at_once():
+    """Whoever of them leaves, and when: all are answered, each write is there once, and none after a release."""
+    crowded(100)
+
+
+def crowded(times: int) -> None:
+    machine = OwnersMachine()
+    try:
+        machine.begin(Random(0))
+        for seed in range(times):
+            if all(grip.over for grip in machine.grips):
+                machine.hold(0, Random(seed))
+            machine.grips = [grip for grip in machine.grips if not grip.over]
+            machine.together(Random(seed))
+    finally:
+        machine.teardown()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from random import Random
+from typing import Any, ClassVar, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -21,14 +22,18 @@ from saveslot.manager import SessionManager
 from saveslot.model import AgentSession, Data
 from saveslot.stores import Store
 from saveslot.stores.memory import MemoryStore
+from saveslot.testing.crowd import Tardy, answered, crowd, ended
 
 T = TypeVar("T")
 
 IDS = ("a", "b:2", "ü c")
 WHO = st.integers(0, 1)
+PICKS = st.integers(0, 2**32).map(Random)
 NAMES = st.sampled_from(["turn", "tool", "plan"])
 # Something that stays: small states would all be keyframes, and patches and recipes would go untried.
 BULK = "".join(map(chr, random.Random(1).choices(range(0x4E00, 0x9000), k=500)))
+# What several callers at once ask for. Who refreshes waits for its turn too, and leaves the line when it is cancelled.
+ASKS = ("whole", "whole", "append", "append", "patch", "rollback", "value", *["refresh"] * 5)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 LEAVES = st.none() | st.booleans() | st.integers(-3, 2**70) | FLOATS | st.text()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3), max_leaves=6)
@@ -63,8 +68,20 @@ class Held:
     seen: int
 
 
+@dataclass
+class Ask:
+    """One of several callers at once: what it calls, and what the agent's data is when that has landed."""
+
+    call: Callable[[], Awaitable[Any]]
+    after: Callable[[Data], Data] | None  # None for one who only looks
+    context: Data | None = None
+    by_value: bool = False
+
+
 class ManagerMachine(RuleBasedStateMachine):
     """Subclass it with an `open_stores` of your own to try your store."""
+
+    patience: ClassVar[float] = 60.0  # seconds until a caller who was not answered is taken for one who never will be
 
     async def open_stores(self) -> tuple[Store, Store]:
         """Two handles on one empty store."""
@@ -74,7 +91,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.stores = self.run(self.open_stores())
+        self.stores = [Tardy(store) for store in self.run(self.open_stores())]
         self.managers = [SessionManager(store=store) for store in self.stores]
         self.logs: dict[str, Log] = {}
         self.knows: list[dict[str, tuple[int, int]]] = [{}, {}]
@@ -273,6 +290,109 @@ class ManagerMachine(RuleBasedStateMachine):
         held.seen = log.head
         assert value.staged == []
         self.wrote(who, session_id)
+
+    # Several at once
+
+    @precondition(lambda self: self.logs)
+    @rule(who=WHO, pick=PICKS, both=st.integers(0, 3))
+    def together(self, who: int, pick: Random, both: int) -> None:
+        """Callers of one session, some of whom leave: each is told what became of its write, and it is there once."""
+        session_id = pick.choice(self.live())
+        log = self.logs[session_id]
+        if log.state not in TRANSITIONS["checkpoint"]:
+            return
+        managers = self.managers if not both else [self.managers[who]]
+        others = not both or self.stale(who, session_id)  # then a writer by id may not have seen the newest
+        asks = dict(self.ask(pick, pick.choice(managers), session_id) for _ in range(pick.randint(2, 7)))
+        told = self.run(self.at_once(asks, pick))
+        closing = self.unique({})
+        for _ in range(2 + others):
+            try:  # what is in doubt is settled first
+                made = self.run(answered(self.managers[who].checkpoint(session_id, "closing", closing), self.patience))
+                break
+            except (Conflict, InvalidTransition):
+                assert others, "only this manager wrote, and is told that another did"
+        else:
+            raise AssertionError("a manager does not learn of the newest entry")
+        if not both:  # the other one may know anything now: it starts over
+            value = self.run(self.managers[1 - who].get_session(session_id))
+            assert value is not None
+            self.run(self.managers[1 - who].refresh(value))
+            self.knows[1 - who].pop(session_id, None)
+        asks["closing"] = Ask(lambda: asyncio.sleep(0), lambda _: closing)
+        told["closing"] = made
+        self.landed(session_id, asks, told)
+        for name, answer in told.items():
+            if isinstance(answer, (Conflict, InvalidTransition)):
+                assert others or asks[name].by_value, f"{name}: {answer}"
+            else:
+                assert not isinstance(answer, Exception), f"{name}: {answer!r}"
+        self.wrote(who, session_id)
+
+    async def at_once(self, asks: dict[str, Ask], pick: Random) -> dict[str, Any]:
+        told = await crowd([ask.call for ask in asks.values()], self.stores, pick, self.patience)
+        for manager in self.managers:
+            await ended(manager.running.copy(), self.patience)  # what goes on without its caller
+        for store in self.stores:
+            await store.quiet()
+        return dict(zip(asks, told, strict=True))
+
+    def ask(self, pick: Random, manager: SessionManager, session_id: str) -> tuple[str, Ask]:
+        log, data = self.logs[session_id], self.unique({})
+        number = self.count
+        name = f"t{number}"
+        match pick.choice(ASKS):
+            case "refresh":
+                value = self.run(manager.get_session(session_id))
+                assert value is not None
+                return name, Ask(lambda: manager.refresh(value), None)
+            case "append":
+                added = {"list": [number]}
+                return name, Ask(
+                    lambda: manager.checkpoint(session_id, name, append=added),
+                    lambda before: {**before, "list": [*before.get("list", []), number]},
+                )
+            case "patch":
+                patch = [{"op": "add", "path": "/patched", "value": number}]
+                return name, Ask(
+                    lambda: manager.checkpoint(session_id, name, patch=patch),
+                    lambda before: {**before, "patched": number},
+                )
+            case "rollback":
+                to = pick.randint(1, log.head)
+                back = log.at[to]
+                return "session_rolled_back", Ask(lambda: manager.rollback(session_id, to), lambda _: back)
+            case "value":
+                value = self.run(manager.get_session(session_id))
+                assert value is not None
+                value.checkpoint(name, data)
+                value.context["changed"] = number
+                context = value.to_dict()["context"]
+                return name, Ask(lambda: manager.update_session(value), lambda _: data, context, by_value=True)
+            case _:
+                return name, Ask(lambda: manager.checkpoint(session_id, name, data), lambda _: data)
+
+    def landed(self, session_id: str, asks: dict[str, Ask], told: dict[str, Any]) -> None:
+        """Take into the model what the log says that came, one by one, if each can have come there."""
+        log, left = self.logs[session_id], dict(asks)
+        history = self.run(SessionManager(store=self.stores[0]).history(session_id))
+        for made in history:
+            if made.seq > log.head:
+                ask = left.pop(made.name, None)
+                assert ask is not None, f"{made} came twice, or nobody asked for it"
+                assert ask.after is not None
+                assert made.data == ask.after(log.data), f"{made} does not follow what was before it"
+                if ask.context is not None:
+                    log.context = ask.context
+                while log.head < made.seq - 1:
+                    log.head += 1
+                    log.at[log.head] = log.data
+                log.add(made.name, made.data, made.data)
+                answer = told[made.name]
+                assert isinstance(answer, (asyncio.CancelledError, AgentSession)) or answer == made
+        for name, ask in left.items():
+            known = ask.after is None or isinstance(told[name], (asyncio.CancelledError, Exception))
+            assert known, f"{name} was acknowledged, and is not there"
 
     # How it is checked
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from unittest.mock import patch
 
 from hypothesis import strategies as st
@@ -34,9 +34,10 @@ from saveslot.lifecycle import TRANSITIONS, SessionState
 from saveslot.lifeline import Lifeline
 from saveslot.log import Group, Query, Verdict, Worker
 from saveslot.manager import SessionManager
-from saveslot.model import TAKING_KINDS, AgentSession, Data
+from saveslot.model import TAKING_KINDS, AgentSession, Data, Kind
 from saveslot.stores import Store
 from saveslot.stores.memory import MemoryStore
+from saveslot.testing.crowd import Tardy, answered, crowd, ended
 from saveslot.testing.pen import SECOND, Clock
 
 T = TypeVar("T")
@@ -118,6 +119,8 @@ class Grip:
 class OwnersMachine(RuleBasedStateMachine):
     """Subclass it with an `open_stores` of your own to try your store."""
 
+    patience: ClassVar[float] = 60.0  # seconds until a caller who was not answered is taken for one who never will be
+
     async def open_stores(self, clock: Clock) -> tuple[Store, Store]:
         """Two handles on one empty store."""
         store = MemoryStore(clock, clock.uptime)
@@ -129,7 +132,8 @@ class OwnersMachine(RuleBasedStateMachine):
         self.clock = Clock()
         self.patched = patch.object(lifeline, "clock", lambda: self.clock.up / SECOND)
         self.patched.start()
-        self.stores = [Shaky(store) for store in self.run(self.open_stores(self.clock))]
+        self.tardy = [Tardy(store) for store in self.run(self.open_stores(self.clock))]
+        self.stores = [Shaky(store) for store in self.tardy]
         self.managers = [self.manager(0), self.manager(1)]
         self.lives: dict[str, Life] = {}
         self.grips: list[Grip] = []
@@ -564,6 +568,64 @@ class OwnersMachine(RuleBasedStateMachine):
         assert self.effects[effect] == before
         assert self.effects[effect] <= 1 or effect in self.unknown
 
+    @precondition(lambda self: self.grips)
+    @rule(pick=PICKS)
+    def together(self, pick: Random) -> None:
+        """Callers of one holder at once, some of whom leave; now and then one lets the session go among them."""
+        grip = pick.choice(self.grips)
+        life = self.lives.get(grip.session_id)
+        self.awake(grip.worker)
+        if life is None or life.grip is not grip or grip.over or grip.behind or grip.worker.dead is not None:
+            return
+        held, asks = grip.held, dict[str, tuple[Callable[[], Awaitable[Any]], Callable[[Data], Data] | None]]()
+        verbs = pick.choices(("checkpoint", "append", "context", "heartbeat", "refresh", "steps"), k=pick.randint(2, 6))
+        for verb in [*verbs, *["release"] * (pick.random() < 0.3)]:
+            number = self.next()
+            asks[f"c{number}"] = self.verb(grip, verb, number), _after(verb, number)
+        pick.shuffle(keys := list(asks))
+        told = dict(zip(keys, self.run(self.at_once(held, [asks[key][0] for key in keys], pick)), strict=True))
+        # Who left before it began let nothing go.
+        released = len(asks) > len(verbs) and not self.owned(grip.session_id)
+        assert released or len(asks) == len(verbs) or isinstance(told[f"c{self.count}"], asyncio.CancelledError)
+        if not released and life.state in TRANSITIONS["checkpoint"]:  # what is in doubt is settled first
+            number = self.next()
+            asks[f"c{number}"] = self.verb(grip, "checkpoint", number), _after("checkpoint", number)
+            told[f"c{number}"] = self.run(answered(asks[f"c{number}"][0](), self.patience))
+        elif not released:
+            self.run(answered(held.refresh(), self.patience))
+        grip.over, life.grip = released, None if released else grip
+        self.landed(life, grip, {name: after for name, (_, after) in asks.items() if after is not None}, told)
+        for name, answer in told.items():
+            allowed = LeaseLost if released else InvalidTransition
+            assert not isinstance(answer, Exception) or isinstance(answer, allowed), f"{name}: {answer!r}"
+
+    async def at_once(self, held: Held, calls: list[Callable[[], Awaitable[Any]]], pick: Random) -> list[Any]:
+        told = await crowd(calls, self.tardy, pick, self.patience)
+        await ended(held.running.copy(), self.patience)
+        for store in self.tardy:
+            await store.quiet()
+        return told
+
+    def landed(self, life: Life, grip: Grip, asks: dict[str, Callable[[Data], Data]], told: dict[str, Any]) -> None:
+        """Take into the model what the log says that came, if each can have come there, and nothing after a release."""
+        reader = SessionManager(store=self.stores[0].store)
+        history = self.run(reader.history(grip.session_id))
+        for made in history[len(life.shown) :]:
+            assert made.name in asks, f"{made} came twice, or nobody asked for it"
+            after = asks.pop(made.name)(life.data)
+            assert made.data == after, f"{made} does not follow what was before it"
+            life.add(made.name, after, after)
+        for name in asks:
+            assert isinstance(told[name], (asyncio.CancelledError, Exception)), (
+                f"{name} was acknowledged, and is not there"
+            )
+        (head,) = self.run(self.stores[0].store.heads([("default", grip.session_id)]))
+        assert head is not None
+        assert not grip.over or (head.row.lease is None and head.last.kind is Kind.RELEASED)
+        value = self.run(reader.get_session(grip.session_id))
+        assert value is not None
+        life.context = value.context
+
     # How it is checked
 
     @invariant()
@@ -589,6 +651,17 @@ class OwnersMachine(RuleBasedStateMachine):
         for entry in entries:
             fence += entry.kind in TAKING_KINDS
             assert entry.fence == fence
+
+
+def _after(verb: str, number: int) -> Callable[[Data], Data] | None:
+    """What the agent's data is after that; None where it stays."""
+    match verb:
+        case "checkpoint":
+            return lambda _: {"n": number}
+        case "append":
+            return lambda before: {**before, "list": [*before.get("list", []), number]}
+        case _:
+            return None
 
 
 async def _awaited(call: Awaitable[T]) -> T:
