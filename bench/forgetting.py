@@ -12,11 +12,14 @@ import os
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
+
+import asyncpg
 
 import saveslot
 from saveslot import Retention, SessionManager, codec
@@ -30,8 +33,8 @@ NOW = timedelta(0)
 # Of each session that is removed: its creation, three checkpoints and its end.
 ENTRIES = 5
 AT_ONCE = 250
-# Seconds for which the writers' rate is measured by itself, and the least for which it is beside the removal.
-ALONE = 6.0
+# Seconds for which the writers are by themselves, and then beside the removal, and so on.
+TURN = 2.0
 
 
 async def thinned(url: str, count: int, *, whole: bool) -> dict[str, float]:
@@ -85,6 +88,12 @@ async def filled(url: str, count: int) -> None:
         parts = [numbers[n : n + AT_ONCE] for n in range(0, len(numbers), AT_ONCE)]
         await asyncio.gather(*(store.append([group(number) for number in part]) for part in parts))
     await store.close()
+    if url.startswith("postgres"):  # what ended long ago has been vacuumed and checkpointed long ago
+        server = await asyncpg.connect(url)
+        await server.execute("vacuum analyze", timeout=600)
+        await server.execute("checkpoint", timeout=600)
+        await server.close()
+    os.sync()
 
 
 class Writers:
@@ -107,39 +116,49 @@ class Writers:
 
 
 async def collected(url: str, writers: int) -> dict[str, float]:
-    """The writers' rate alone, and beside a process that removes, as `saveslot gc` or a keeper does."""
+    """The writers' rate alone and beside a process that removes, as `saveslot gc` or a keeper does: turn by turn, as it
+    changes from one second to the next anyway.
+    """
     async with saveslot.open(url) as sessions:
         crowd = Writers(sessions)
         tasks = [asyncio.create_task(crowd.one()) for _ in range(writers)]
-        await asyncio.sleep(2)
-        before = await crowd.rate(ALONE)
         removing = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "bench.forgetting", url, "--remove", stdin=PIPE, stdout=PIPE
         )
         assert removing.stdin is not None
         assert removing.stdout is not None
         await removing.stdout.readline()  # it is ready
-        saved, start = crowd.saved, perf_counter()
-        removing.stdin.write(b"go\n")
-        told = json.loads(await removing.stdout.readline())
-        beside = (crowd.saved - saved) / (perf_counter() - start)
+        await asyncio.sleep(2)
+        alone, beside, seconds, spent, ended = [await crowd.rate(TURN)], list[float](), 0.0, 0.0, False
+        while not ended:
+            saved, start = crowd.saved, perf_counter()
+            removing.stdin.write(b"go\n")
+            took, spent, ended = json.loads(await removing.stdout.readline())
+            seconds += took
+            beside.append((crowd.saved - saved) / (perf_counter() - start))
+            alone.append(await crowd.rate(TURN))
         await removing.wait()
-        after = await crowd.rate(ALONE)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    share = beside / ((before + after) / 2)
-    return {**told, "rate_before": before, "rate_beside": beside, "rate_after": after, "share": share}
+    shares = [rate / ((alone[n] + alone[n + 1]) / 2) for n, rate in enumerate(beside)]
+    rates = {"rate_alone": median(alone), "rate_beside": median(beside), "share": median(shares)}
+    return {"seconds": seconds, "cpu_seconds": spent, **rates}
 
 
 async def remove(url: str) -> None:
+    """A turn at each line that comes in: how long it was, the CPU time of all of them, and whether all are gone."""
     async with saveslot.open(url) as sessions:
         print("ready", flush=True)
-        await asyncio.to_thread(sys.stdin.readline)
-        start, spent = perf_counter(), process_time()
-        found = await sessions.gc(timedelta(days=1))
-        told = {"removed": found.count, "seconds": perf_counter() - start, "cpu_seconds": process_time() - spent}
-        print(json.dumps(told), flush=True)
+        began, ended = process_time(), False
+        while not ended:
+            await asyncio.to_thread(sys.stdin.readline)
+            start = perf_counter()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TURN):
+                    await sessions.gc(timedelta(days=1))
+                    ended = True
+            print(json.dumps([perf_counter() - start, process_time() - began, ended]), flush=True)
 
 
 async def stored(url: str) -> int:

@@ -82,7 +82,7 @@ Of five entries each: a page of 50; analytics, of a tenth of the sessions; 1,000
 others beat, or only save checkpoints."""
 FORGETTING = """\
 A long session thinned to the parity rule, marked and emptied. Then ended sessions of five entries each are removed by
-one process while another saves small checkpoints; its rate before and after is what it would have had."""
+one process while another saves small checkpoints: two seconds beside it, two alone, and so on, of which the median."""
 LONG_HEAD = ("", "handed over", "total s", "p50 ms first → last", "p99 ms last", "KB a checkpoint", "checkpoints/s")
 SERVERS = """\
 PostgreSQL 18 and Valkey 9.1 on the same machine and cores, with their default settings: fsync and synchronous_commit
@@ -277,9 +277,8 @@ def forgetting_rows(results: Results) -> Iterable[Row]:
     yield "of one that changes in many places, s", 1, *(f"{one['thin_changes_seconds']:.2f}" for one in stores)
     yield f"gc of {many}, s", 30, *(f"{one['seconds']:.1f}" for one in stores)
     yield "CPU of the removing process, s", "", *(f"{one['cpu_seconds']:.1f}" for one in stores)
-    yield f"{first['writers']} writers before, checkpoints/s", "", *(f"{one['rate_before']:,.0f}" for one in stores)
+    yield f"{first['writers']} writers alone, checkpoints/s", "", *(f"{one['rate_alone']:,.0f}" for one in stores)
     yield "meanwhile", "80%", *(f"{one['rate_beside']:,.0f} ({one['share']:.0%})" for one in stores)
-    yield "afterwards", "", *(f"{one['rate_after']:,.0f}" for one in stores)
 
 
 def walk_rows(results: Results) -> Iterable[Row]:

@@ -13,7 +13,7 @@ from saveslot import codec, erasing, rewrapping, transfer
 from saveslot.errors import AlreadyExists, Conflict, Corrupt, InvalidInput, InvalidTransition, NotFound
 from saveslot.garbage import SessionCollector
 from saveslot.keeper import Chores, Keeper
-from saveslot.lifecycle import FAILED, SessionState, follow
+from saveslot.lifecycle import FAILED, TRANSITIONS, SessionState, follow
 from saveslot.log import Entry, Group, Head, Outcome, Place, Query, Row, Verdict, micros, moment
 from saveslot.lookup import Overtaken, unknown, with_a_fresh_head
 from saveslot.model import (
@@ -434,7 +434,7 @@ class SessionManager(SessionCollector):
                 draft = self._drafted(slot, state, value, save)
                 await self._append(slot, draft)
                 return _made(value, slot, draft)
-            except Overtaken:
+            except (Overtaken, InvalidTransition):  # someone may have gone on: looked at once more, in the store
                 pass
             finally:
                 slot.lock.give()
@@ -448,7 +448,7 @@ class SessionManager(SessionCollector):
             before = await self._settle(slot, session) if slot.doubtful else None
             if session is not None:
                 await self._check_seen(session, slot)
-            if slot.at.lease is not None:
+            if slot.at.lease is not None or slot.at.state not in TRANSITIONS["checkpoint"]:
                 await self._check_free(slot)
             draft = self._drafted(slot, await slot.load_data(), session, save, before)
             if draft is before:
@@ -593,7 +593,7 @@ class SessionManager(SessionCollector):
         return draft
 
     async def _check_free(self, slot: Slot) -> None:
-        """While a session is held only its holder saves; what this manager knows of that may be old."""
+        """While a session is held only its holder saves, and once it ended nobody; what we know of that may be old."""
         head = await self._lookup.existing(slot.session_id)
         if head.row.lease is not None:
             self._slots.forget(slot)

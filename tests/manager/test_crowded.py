@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import saveslot
-from saveslot import Conflict, LeaseLost, Unavailable
+from saveslot import Conflict, InvalidTransition, LeaseLost, Unavailable
 from saveslot.stores.memory import MemoryStore
 
 
@@ -194,3 +194,18 @@ async def test_who_leaves_may_change_its_data_without_holding(sessions, store):
     await first
     await asyncio.gather(*sessions.running)
     assert (await sessions.get_checkpoint(sid, "mine")).data == {"list": [1]}
+
+
+async def test_a_failed_session_that_another_manager_revived_goes_on(store, sessions):
+    """Who knew it as failed is told once that someone wrote, and not for ever that it failed."""
+    await sessions.create_session("tutor", session_id="s")
+    await sessions.checkpoint("s", "one", {"n": 1})
+    value = await sessions.get_session("s")
+    value.fail("x")
+    await sessions.update_session(value)
+    with pytest.raises(InvalidTransition):
+        await sessions.checkpoint("s", "two", {"n": 2})
+    await saveslot.SessionManager(store=store).rollback("s", "one")
+    with pytest.raises(Conflict, match="someone wrote after entry 3"):
+        await sessions.checkpoint("s", "two", {"n": 2})
+    assert (await sessions.checkpoint("s", "two", {"n": 2})).seq == 5
