@@ -448,8 +448,10 @@ class SessionManager(SessionCollector):
             before = await self._settle(slot, session) if slot.doubtful else None
             if session is not None:
                 await self._check_seen(session, slot)
-            if slot.at.lease is not None or slot.at.state not in TRANSITIONS["checkpoint"]:
+            if slot.at.lease is not None:
                 await self._check_free(slot)
+            elif slot.at.state not in TRANSITIONS["checkpoint"]:
+                await self._check_ended(slot)
             draft = self._drafted(slot, await slot.load_data(), session, save, before)
             if draft is before:
                 return draft.made(Checkpoint)
@@ -593,7 +595,7 @@ class SessionManager(SessionCollector):
         return draft
 
     async def _check_free(self, slot: Slot) -> None:
-        """While a session is held only its holder saves, and once it ended nobody; what we know of that may be old."""
+        """While a session is held only its holder saves; what this manager knows of that may be old."""
         head = await self._lookup.existing(slot.session_id)
         if head.row.lease is not None:
             self._slots.forget(slot)
@@ -601,6 +603,13 @@ class SessionManager(SessionCollector):
         if head.last.append_id != slot.at.append_id:
             self._slots.forget(slot)
             raise refusal(slot.session_id, Verdict(Outcome.CONFLICT, head=head.last), slot.at.seq)
+
+    async def _check_ended(self, slot: Slot) -> None:
+        """Once a session ended nobody saves, unless another manager revived it: who does not know is told once."""
+        head = await self._lookup.existing(slot.session_id)
+        follow(SessionState(head.row.state), "checkpoint")
+        self._slots.forget(slot)
+        raise refusal(slot.session_id, Verdict(Outcome.CONFLICT, head=head.last), slot.at.seq)
 
     async def _check_seen(self, session: AgentSession, slot: Slot) -> Seen:
         """What the session value has seen, or `Conflict` when it is not the newest."""
