@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from saveslot.loops import running
+from saveslot.loops import running, stopped
 from saveslot.slot import Turns
 
 
@@ -74,3 +74,25 @@ async def test_the_running_loop_is_the_threads_own() -> None:
             os._exit(not right)
     _, status = await asyncio.to_thread(os.waitpid, child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+async def test_a_task_that_loses_a_cancellation_is_stopped() -> None:
+    """It is cancelled until it has ended; one that ended, and none at all, are nothing to wait for."""
+    lost = []
+
+    async def deaf() -> None:
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                lost.append(1)
+                if len(lost) == 3:
+                    raise
+
+    tasks = [asyncio.create_task(deaf()), asyncio.create_task(asyncio.sleep(0))]
+    await asyncio.sleep(0.01)
+    async with asyncio.timeout(20):
+        await stopped(*tasks, None)
+    assert tasks[0].cancelled()
+    assert tasks[1].done()
+    assert len(lost) == 3

@@ -16,6 +16,7 @@ from saveslot.errors import InvalidInput, SaveslotError
 from saveslot.held import Held
 from saveslot.holding import SessionHolder
 from saveslot.lifeline import jittered
+from saveslot.loops import stopped
 from saveslot.model import Data
 from saveslot.stores import Tended
 
@@ -98,15 +99,11 @@ class Keeper:
 
     async def stop(self) -> None:
         """End it. Takeovers under way are cancelled, and their sessions let go."""
-        loops = {task for task in (self._task, self._tidying) if task is not None}
-        takeovers = list(self._takeovers)
+        loops, takeovers = (self._task, self._tidying), list(self._takeovers)
         self._task = self._tidying = None
         for task in takeovers:
             task.cancel()
-        while loops:  # before Python 3.12 a cancellation can get lost in `wait_for`
-            for task in loops:
-                task.cancel()
-            _, loops = await asyncio.wait(loops, timeout=1)
+        await stopped(*loops)
         await asyncio.gather(*takeovers, return_exceptions=True)
 
     async def tend(self) -> None:

@@ -1,8 +1,4 @@
-"""The running event loop, for those who ask for it at every checkpoint.
-
-Before Python 3.12 asyncio makes a system call to answer that (has the process forked?), which takes as long as hashing
-a kilobyte several times over. A loop that says that it runs in this thread is the one.
-"""
+"""What asyncio before Python 3.12 does slowly (tell which loop runs) or not at all times (end a task)."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import asyncio
 import os
 import sys
 import threading
+from typing import Any
 
 if sys.version_info >= (3, 12):
     running = asyncio.get_running_loop
@@ -18,6 +15,8 @@ else:
     class _Last(threading.local):
         loop: asyncio.AbstractEventLoop | None = None
 
+    # Asyncio makes a system call to answer (has the process forked?), which takes as long as hashing a kilobyte several
+    # times over. For those who ask at every checkpoint: a loop that says that it runs in this thread is the one.
     _last = _Last()
 
     def _forget() -> None:
@@ -34,3 +33,12 @@ else:
         if getattr(loop, "_thread_id", None) != threading.get_ident():
             loop = _last.loop = asyncio.get_running_loop()
         return loop  # pyright: ignore[reportReturnType]
+
+
+async def stopped(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel them until they have ended: in `wait_for`, which clients of servers use, a cancellation can get lost."""
+    going = {task for task in tasks if task is not None}
+    while going:
+        for task in going:
+            task.cancel()
+        _, going = await asyncio.wait(going, timeout=0.1)

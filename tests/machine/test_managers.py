@@ -17,7 +17,14 @@ from saveslot.slot import Draft, Slot, Turns
 from saveslot.stores.sqlite import SqliteStore
 from saveslot.testing.managers import ManagerMachine
 
-QUICK = settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.reuse, Phase.generate],  # shrinking may take longer than a test may: the blob leads there
+    print_blob=True,
+)
 LONG = settings(QUICK, max_examples=5000, stateful_step_count=100)
 
 

@@ -25,6 +25,8 @@ QUICK = settings(
     deadline=None,
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
+    phases=[Phase.reuse, Phase.generate],  # shrinking may take longer than a test may: the blob leads there
+    print_blob=True,
 )
 LONG = settings(QUICK, max_examples=5000, stateful_step_count=100)
 

@@ -79,6 +79,24 @@ async def test_a_watcher_is_woken_and_its_listener_replaced(
         await connection.execute("select pg_terminate_backend($1)", pid)
 
 
+async def test_a_listener_that_heard_nothing_for_long_still_hears(
+    two: tuple[PostgresStore, PostgresStore], connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks whether its connection is one, again and again, and stays."""
+    monkeypatch.setattr(postgres_news, "SILENCE", 0.02)
+    monkeypatch.setattr(postgres, "QUICK", NEVER)
+    writer, watcher = two
+    pen = await begun(writer, "silent")
+    _, cursor = await watcher.events("ns", None, pen.key)
+    watching = asyncio.ensure_future(watcher.events("ns", cursor, pen.key, wait=NEVER))
+    await listening(connection)
+    await asyncio.sleep(0.3)
+    await writer.append([pen.group()])
+    async with asyncio.timeout(20):
+        [event], _ = await watching
+    assert event.seq == 2
+
+
 async def test_no_gap_and_no_repeat_while_listeners_die(
     two: tuple[PostgresStore, PostgresStore], connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ import msgspec
 
 from saveslot.errors import InvalidInput
 from saveslot.log import Entry
+from saveslot.loops import stopped
 from saveslot.metrics import Calls
 
 LOG = logging.getLogger("saveslot")
@@ -336,19 +337,15 @@ class HotTier:
     async def close(self) -> None:
         """What waits to be copied has the time of one operation."""
         self._closed = True
-        tasks = [task for task in (self._filler, self._listener, self._warming) if task is not None]
         if self._filler is not None:
             await asyncio.wait([self._filler], timeout=BUDGET)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stopped(self._filler, self._listener, self._warming)
         if self._running:  # cancelled, each of them
             await asyncio.wait(self._running, timeout=PAUSE)
         if self._own and self._client is not None:
             hanging_up = asyncio.ensure_future(self._client.aclose())
             await asyncio.wait([hanging_up], timeout=PAUSE)
-            hanging_up.cancel()
-            await asyncio.gather(hanging_up, return_exceptions=True)
+            await stopped(hanging_up)
 
 
 def _name(key: bytes, seq: int) -> str:

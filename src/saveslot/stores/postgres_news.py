@@ -14,6 +14,7 @@ from typing import Any
 import asyncpg
 
 from saveslot.errors import SaveslotError
+from saveslot.loops import stopped
 from saveslot.stores.postgres_partitions import lock
 from saveslot.stores.postgres_server import PASSING, Server
 
@@ -82,7 +83,7 @@ class News:
                 try:
                     await asyncio.wait_for(ended.wait(), SILENCE)
                 except TimeoutError:
-                    await connection.execute("", timeout=PAUSE)
+                    await connection.execute("select", timeout=PAUSE)  # an empty one confuses the driver
         finally:
             self.listening = False
             connection.terminate()
@@ -100,10 +101,7 @@ class News:
         self._over.set()
         if self._teller is not None:
             await asyncio.wait([self._teller], timeout=PAUSE)
-        tasks = [task for task in (self._teller, self._listener) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stopped(self._teller, self._listener)
 
 
 def channel(schema: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from saveslot.loops import stopped
 from saveslot.stores.valkey_server import PREFIX, Server
 
 CHANNEL = PREFIX + b":news"
@@ -51,6 +52,4 @@ class News:
 
     async def close(self) -> None:
         self._closed = True
-        if self._listener is not None:
-            self._listener.cancel()
-            await asyncio.wait([self._listener], timeout=PAUSE)
+        await stopped(self._listener)
