@@ -117,7 +117,7 @@ class SqliteStore:
         if len(groups) == 1 and light(groups[0]):
             self._check_open()
             with self._translated:
-                return [await self._writer.submit(groups[0], single=True)]
+                return [self._writer.at_once(groups[0]) or await self._writer.submit(groups[0], single=True)]
         entries = [entry for group in groups for entry in group.entries]
         heavy = len(entries) > MANY or sum(len(entry.frame or b"") for entry in entries) > LARGE
         return await self._write(lambda connection: self._landing.land_all(connection, groups), heavy=heavy)
