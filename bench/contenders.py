@@ -85,7 +85,7 @@ class FloorBook:
 
     async def load(self, session: int) -> Any:
         found = self.connection.execute("select body from rows where session = ? order by id", (session,))
-        return [msgspec.json.decode(body) for (body,) in found]
+        return [json.loads(body) for (body,) in found]
 
 
 class BareBook(FloorBook):

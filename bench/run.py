@@ -22,7 +22,7 @@ from saveslot.benchmark import QUICK, Series, Sizes, long_session, message
 LONG = (SAVESLOT, APPEND, FLOOR, OPENAI, LANGGRAPH)
 SMALL = (SAVESLOT, FLOOR, OPENAI, LANGGRAPH)
 CROWD = (SAVESLOT, GROUPED, OPENAI, LANGGRAPH)
-RESUMED = (SAVESLOT, HOLD, BARE, STANDARD, OPENAI, LANGGRAPH)
+RESUMED = (SAVESLOT, HOLD, FLOOR, BARE, STANDARD, OPENAI, LANGGRAPH)
 PEERS = {OPENAI, LANGGRAPH}
 # B and C take a second, A half a minute: the short ones are run more often.
 ROUNDS = 3
