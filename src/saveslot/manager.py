@@ -10,7 +10,15 @@ from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from saveslot import codec, erasing, rewrapping, transfer
-from saveslot.errors import AlreadyExists, Conflict, Corrupt, InvalidInput, InvalidTransition, NotFound
+from saveslot.errors import (
+    AlreadyExists,
+    Conflict,
+    Corrupt,
+    InvalidInput,
+    InvalidTransition,
+    NotFound,
+    SaveslotError,
+)
 from saveslot.garbage import SessionCollector
 from saveslot.keeper import Chores, Keeper
 from saveslot.lifecycle import FAILED, TRANSITIONS, SessionState, follow
@@ -246,9 +254,7 @@ class SessionManager(SessionCollector):
     async def _beat(self, session: AgentSession, slot: Slot) -> None:
         [head] = await self._store.heads([slot.key])
         if head is None or head.last.append_id != slot.at.append_id:
-            self._slots.forget(slot)
-            outcome = Outcome.MISSING if head is None else Outcome.CONFLICT
-            raise refusal(session.session_id, Verdict(outcome, head=head and head.last), slot.at.seq)
+            raise self._overtaken(slot, head, slot.at.seq)
         [beaten] = await self._store.beat([(slot.key, None)])
         if beaten:
             session.last_heartbeat = moment(beaten)
@@ -601,15 +607,13 @@ class SessionManager(SessionCollector):
             self._slots.forget(slot)
             raise await self._lookup.held(head)
         if head.last.append_id != slot.at.append_id:
-            self._slots.forget(slot)
-            raise refusal(slot.session_id, Verdict(Outcome.CONFLICT, head=head.last), slot.at.seq)
+            raise self._overtaken(slot, head, slot.at.seq)
 
     async def _check_ended(self, slot: Slot) -> None:
         """Once a session ended nobody saves, unless another manager revived it: who does not know is told once."""
         head = await self._lookup.existing(slot.session_id)
         follow(SessionState(head.row.state), "checkpoint")
-        self._slots.forget(slot)
-        raise refusal(slot.session_id, Verdict(Outcome.CONFLICT, head=head.last), slot.at.seq)
+        raise self._overtaken(slot, head, slot.at.seq)
 
     async def _check_seen(self, session: AgentSession, slot: Slot) -> Seen:
         """What the session value has seen, or `Conflict` when it is not the newest."""
@@ -623,11 +627,16 @@ class SessionManager(SessionCollector):
                 raise unknown(session.session_id, self.namespace)
             if head.last.append_id != seen.append_id:
                 if not await self._lookup.overtaken(head, seen.seq, seen.append_id):
-                    self._slots.forget(slot)
-                    raise refusal(session.session_id, Verdict(Outcome.CONFLICT, head=head.last), seen.seq)
+                    raise self._overtaken(slot, head, seen.seq)
                 seen.seq, seen.append_id = head.last.seq, head.last.append_id
             slot.meet(head)
         return seen
+
+    def _overtaken(self, slot: Slot, head: Head | None, seen: int) -> SaveslotError:
+        """Somebody else went on. The slot is forgotten, so that whoever tries again starts from there."""
+        self._slots.forget(slot)
+        outcome = Outcome.MISSING if head is None else Outcome.CONFLICT
+        return refusal(slot.session_id, Verdict(outcome, head=head and head.last), seen)
 
 
 def _named(session: AgentSession | str) -> tuple[AgentSession | None, str]:

@@ -98,8 +98,9 @@ def as_time(value: Any, path: str) -> datetime:
 
 # Names, ids and namespaces are keys: they travel through logs, shells, URLs and other databases.
 MAX_NAME = 200
-_UNFIT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-_FIT = re.compile(rf"[^\x00-\x1f\x7f\ud800-\udfff]{{1,{MAX_NAME}}}").fullmatch
+_ODD = r"\x00-\x1f\x7f\ud800-\udfff"
+_UNFIT = re.compile(f"[{_ODD}]")
+_FIT = re.compile(f"[^{_ODD}]{{1,{MAX_NAME}}}").fullmatch
 
 
 def as_name(value: Any, path: str) -> str:
