@@ -163,6 +163,7 @@ class Writer:
         try:
             results = self._transaction(works, 0, single=single)
         except Exception:  # noqa: BLE001  (the thread meets it again: it can wait for a lock, and tell good jobs from bad)
+            self._lone = False  # with what else comes in this turn
             return None
         finally:
             self._baton.release()
