@@ -23,8 +23,8 @@ test: .venv/.dev ## the quick tests
 test-faults: .venv/.dev ## kill, pause and I/O fault tests
 	@$(BIN)/pytest -m "faults and not long" tests
 
-test-long: .venv/.dev ## tests that take minutes
-	@$(BIN)/pytest -m long tests
+test-long: .venv/.dev ## the same over many more histories and kills: half an hour
+	@$(BIN)/pytest -n 2 --timeout 3600 -m long tests
 
 check: lint types layers test test-faults ## all that must pass before a commit
 

@@ -25,7 +25,7 @@ QUICK = settings(
     phases=[Phase.reuse, Phase.generate],  # shrinking may take longer than a test may: the blob leads there
     print_blob=True,
 )
-LONG = settings(QUICK, max_examples=5000, stateful_step_count=100)
+LONG = settings(QUICK, max_examples=1500, stateful_step_count=100)
 
 
 @pytest.fixture(params=["memory", "sqlite"])

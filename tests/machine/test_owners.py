@@ -28,7 +28,7 @@ QUICK = settings(
     phases=[Phase.reuse, Phase.generate],  # shrinking may take longer than a test may: the blob leads there
     print_blob=True,
 )
-LONG = settings(QUICK, max_examples=5000, stateful_step_count=100)
+LONG = settings(QUICK, max_examples=1500, stateful_step_count=100)
 
 
 def on_sqlite(folder: Path) -> type[OwnersMachine]:
@@ -57,7 +57,7 @@ def test_owners_follow_the_model_on_sqlite(tmp_path):
 def test_owners_follow_the_model_for_long(tmp_path):
     """The same, over many more histories."""
     run_state_machine_as_test(OwnersMachine, settings=LONG)
-    run_state_machine_as_test(on_sqlite(tmp_path), settings=settings(LONG, max_examples=500))
+    run_state_machine_as_test(on_sqlite(tmp_path), settings=settings(LONG, max_examples=300))
 
 
 async def nothing(*_):

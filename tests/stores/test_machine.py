@@ -24,4 +24,4 @@ def test_sqlite_behaves_like_memory(half: int, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_sqlite_behaves_like_memory_for_long(tmp_path: Path) -> None:
     """The same for many more and longer sequences."""
-    behaves_like_memory(sqlite(tmp_path), examples=20_000, steps=100)
+    behaves_like_memory(sqlite(tmp_path), examples=3000, steps=100)
