@@ -34,7 +34,7 @@ class Audit(msgspec.Struct, frozen=True):
     lines: list[AuditLine]
     misfit: int | None = None
     wrong: str = ""
-    unlinked: int = 0  # entries for which nothing vouches: an older Saveslot's, or the tombstone of an interrupted gc
+    unlinked: int = 0  # entries for which nothing vouches: an older Saveslot's
 
     @property
     def head(self) -> str:

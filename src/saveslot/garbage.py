@@ -24,7 +24,7 @@ from saveslot.thinning import SessionThinner
 BATCH, ENTRIES, LARGE = 250, 1500, 2_000_000
 # Behind each removal others have the store for themselves, for so many times as long as that took; longer where nobody
 # else could write meanwhile.
-REST, SERIAL_REST = 3.0, 4.5
+REST, SERIAL_REST = 4.0, 4.5
 # How long a deleted session can still be looked into, by whoever has the database.
 TOMBSTONES = timedelta(days=7)
 

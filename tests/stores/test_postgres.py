@@ -1,8 +1,7 @@
 """PostgreSQL behaves like every other store, on a real server."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
@@ -12,7 +11,6 @@ import pytest
 
 import saveslot
 from saveslot import InvalidInput, SessionManager, Unavailable
-from saveslot.log import Verdict
 from saveslot.stack import Postgres
 from saveslot.stores import Store
 from saveslot.stores.postgres import PostgresStore
@@ -85,60 +83,6 @@ async def test_a_heartbeat_waits_for_nobody_with_a_lock_in_its_hand(server: Post
     assert all(await beating)
     await connection.close()
     await store.close()
-
-
-@asynccontextmanager
-async def held_up(url: str, store: Store, first: Pen, second: Pen) -> AsyncGenerator[asyncio.Future[list[Verdict]]]:
-    """One statement writes to two sessions; it has looked at both, and waits for somebody who writes to the first.
-
-    That one has the lesser key: entries are written in the order of their keys.
-    """
-    rival = await asyncpg.connect(url)
-    taken = """
-        insert into saveslot.checkpoints
-          (key, seq, append_id, kind, name, at, alive, fence, data_seq, about_seq, recipe, digest)
-        values ($1, $2, $1, 1, '', 1, 1, 0, 0, 0, '', '')"""
-    trying = rival.transaction()
-    await trying.start()
-    try:
-        await rival.execute(taken, first.key, first.seq + 1)
-        appending = asyncio.ensure_future(store.append([first.group(), second.group()]))
-        async with asyncio.timeout(60):
-            while not await rival.fetchval("select count(*) from pg_locks where not granted"):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        yield appending
-    finally:
-        await trying.rollback()
-        await rival.close()
-
-
-@pytest.mark.parametrize("deleted", [False, True])
-async def test_nothing_lands_behind_a_purge(
-    server: Postgres, monkeypatch: pytest.MonkeyPatch, *, deleted: bool
-) -> None:
-    """Who saw a session before it was purged, and writes afterwards, is told that it is gone; nothing is left of it."""
-    monkeypatch.setattr("saveslot.stores.postgres.DRAINED", 0.1 if deleted else 60)
-    store, gc = [await PostgresStore.open(server.url) for _ in range(2)]
-    first, second = sorted((Pen("purged", f"{n} {deleted}") for n in range(2)), key=lambda pen: pen.key)
-    await store.append(groups := [first.begin(), second.begin(3)])
-    for pen, group in zip((first, second), groups, strict=True):
-        pen.saw(group)
-    eye = await asyncpg.connect(server.url)
-    async with held_up(server.url, store, first, second) as appending:
-        if deleted:
-            await gc.append([second.delete()])
-            assert await gc.purge([second.key]) == [0]  # not while somebody may write behind it
-        else:
-            purging = asyncio.ensure_future(gc.purge([second.key], [second.prev or b""]))
-            async with asyncio.timeout(60):
-                while await eye.fetchval("select count(*) from saveslot.sessions where key = $1", second.key):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-        assert not appending.done()
-    assert [verdict.outcome for verdict in await appending] == ["appended", "missing"]
-    assert await (gc.purge([second.key]) if deleted else purging) == [4 if deleted else 3]
-    assert await eye.fetchval("select count(*) from saveslot.checkpoints where key = $1", second.key) == 0
-    for one in (eye, store, gc):
-        await one.close()
 
 
 async def test_labels_go_with_what_ended(server: Postgres) -> None:

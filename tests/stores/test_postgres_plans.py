@@ -109,7 +109,7 @@ class Looking:
         assert self._told
         for told in self._told:
             where = f"{told.mode}: {told.statement}\n{told.outline}"
-            assert not told.scanned - self._empty - {"workers"}, where
+            assert not told.scanned - self._empty - {"workers", "purging"}, where
             assert len(told.partitions) <= partitions, where
             assert told.buffers <= pages, where
 

@@ -37,7 +37,7 @@ DANGERS = {
     "full_page_writes": "a power cut can leave half-written pages (only a file system like ZFS prevents that)",
     "synchronous_commit": "a crash of the server loses what was acknowledged in the last moments",
 }
-TABLES = ("checkpoints", "sessions", "labels", "workers", "format")
+TABLES = ("checkpoints", "sessions", "labels", "workers", "purging", "format")
 
 
 async def check(url: str, progress: Progress) -> AsyncGenerator[Finding]:

@@ -29,7 +29,6 @@ from saveslot.log import (
     Ref,
     Verdict,
 )
-from saveslot.model import Kind
 from saveslot.stores import Store
 from saveslot.stores.passing import PassingStore
 
@@ -75,7 +74,7 @@ def misfit(key: bytes, entries: Sequence[Entry]) -> tuple[int, str] | None:
             return place + 1, "is missing"
         digest, own = split(entry.digest)
         if not own:
-            if link and not (_doomed(entry) and place + 1 == len(entries)):
+            if link:
                 return entry.seq, "carries no link, though entries before it do: it was changed, or put there"
             continue
         reach, given = own[0] >> 1, own[0] & 1
@@ -91,13 +90,6 @@ def misfit(key: bytes, entries: Sequence[Entry]) -> tuple[int, str] | None:
             return entry.seq, "has a note that was changed"
         link = own
     return None
-
-
-def _doomed(entry: Entry) -> bool:
-    """True for the bare tombstone that PostgreSQL puts behind the newest entry before it purges a session. It has no
-    link, and is seen where the purge was interrupted. Refusing it would stop nobody: links are no signatures.
-    """
-    return entry.kind is Kind.TOMBSTONE and entry.name == "session_deleted" and not entry.digest and entry.note is None
 
 
 class ChainedStore(PassingStore):

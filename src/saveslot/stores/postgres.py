@@ -6,7 +6,6 @@ No session state is kept in a connection, so transaction pooling works. Times ar
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -158,7 +157,10 @@ class PostgresStore:
         """What became of each, by its session's key."""
         verdicts: dict[bytes, Verdict] = {}
         for _ in range(TRIES):
-            [(now, keys)] = await self._fetch(statement, self._times(), *_given(groups, statement))
+            [(now, keys, marked)] = await self._fetch(statement, self._times(), *_given(groups, statement))
+            if marked:  # a purge is about to take one of them, but we come first
+                await self._fetch(sql.UNMARK, b"".join(map(_key, groups)))
+                continue
             landed = {keys[at : at + 16] for at in range(0, len(keys), 16)}
             verdicts |= {group.key: _appended(group, now) for group in groups if group.key in landed}
             if len(landed) == len(groups):
@@ -230,23 +232,24 @@ class PostgresStore:
 
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
         purged: dict[bytes, int] = {}
-        if seen is None:
+        if seen is None:  # their tombstones stand where others would write
             if await self._drained():
                 purged = dict(await self._fetch(sql.PURGE, b"".join(keys)))
-        else:
-            told = b"".join(key + last + os.urandom(16) for key, last in zip(keys, seen, strict=True))
-            purged = dict(await self._fetch(sql.DOOM, self._times(), told))
-            if purged and await self._drained():
-                await self._fetch(sql.BURY, b"".join(purged))
+        elif keys:
+            [(own,)] = await self._fetch(sql.MARK, b"".join(keys))
+            if await self._drained():
+                told = b"".join(key + last for key, last in zip(keys, seen, strict=True))
+                purged = dict(await self._fetch(sql.REMOVE, own, told))
+            else:
+                await self._fetch(sql.LEAVE, own)
         return [purged.pop(key, 0) for key in keys]
 
     async def _drained(self) -> bool:
-        """Wait for all who write to the log just now: they may not see a tombstone, and must collide with it.
+        """Wait for all who write to the log just now: they may not have seen a tombstone or a mark.
 
-        False if one of them takes too long. Tombstones that are left then, as after a crash, belong to no session:
-        nobody finds them, and they go with their month.
+        False if one of them takes too long.
         """
-        end, nap = time.monotonic() + DRAINED, QUICK / 2
+        end, nap = time.monotonic() + DRAINED, QUICK
         writing = {one for (one,) in await self._fetch(sql.WRITING)}
         while writing and time.monotonic() < end:
             await asyncio.sleep(nap)
@@ -299,31 +302,25 @@ class PostgresStore:
         return [_entry(row) for row in reversed(rows)]
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
-        (where, values), source = _where(query), _source(query)
-        by, newest_first = order(query)
-        way, compare = ("desc", "<") if newest_first else ("asc", ">")
+        weighed = query.ended_for is not None or query.deleted_for is not None
+        (where, values), source = _where(query, "c.ended" if weighed else sql.ENDED), _source(query)
+        way, compare = ("desc", "<") if order(query)[1] else ("asc", ">")
         column, key = _order(query)
         if after is not None:
             where += f" and ({column}, {key}) {compare} (${len(values) + 2}, ${len(values) + 3})"
             values += after
         page = f"order by {column} {way}, {key} {way} limit ${len(values) + 2}"
+        if weighed:
+            # In one statement, so that the newest entry is none that came after the row was read.
+            found = f"{sql.ROW}, c.* from {source} cross join {sql.WEIGHED} where {where} {page}"
+            return [_weighed(row) for row in await self._fetch(found, self._times(), *values, limit)]
         found = f"{sql.ROW} from {source} where {where} {page}"
         if query.text is not None and source == sql.OWNED:  # the index alone tells which; only those are read
             # Without owners, unless they are asked for: named in a join, even one that is left out, they are read.
             bare = "{s}.sessions s" if query.orphan_for is None else source
             keys = f"(select s.key from {bare} where {where} {page})"  # noqa: S608
             found = f"{sql.ROW} from {sql.OWNED} join {keys} k on k.key = s.key {page}"
-        if query.ended_for is None and query.deleted_for is None:
-            return [_row(row) for row in await self._fetch(found, self._times(), *values, limit)]
-        # In one statement, so that the newest entry is none that came after the row was read.
-        found = f"select s.*, c.* from ({found}) s cross join {sql.WEIGHED}"  # noqa: S608
-        rows: list[Row] = []
-        for told in await self._fetch(found, self._times(), *values, limit):
-            *columns, weight, length, last = told
-            rows.append(row := _row(columns))
-            row.weight, row.length, row.last = weight or 0, length or 0, last or NOBODY
-        rows.sort(key=lambda row: (getattr(row, by), row.key), reverse=newest_first)
-        return rows
+        return [_row(row) for row in await self._fetch(found, self._times(), *values, limit)]
 
     async def count(self, query: Query, sample: int = 0) -> Counts:
         (where, values), source = _where(query), _source(query)
@@ -515,6 +512,13 @@ def _row(row: Sequence[Any]) -> Row:
     return Row(*columns, labels=told, owner=owner, worker=worker, left=left, now=now, deleted_at=deleted_at)
 
 
+def _weighed(row: Sequence[Any]) -> Row:
+    *columns, _, weight, length, last = row
+    found = _row(columns)
+    found.weight, found.length, found.last = weight or 0, length or 0, last or NOBODY
+    return found
+
+
 def _head(row: Any) -> Head:
     columns = tuple(row)
     return Head(_row(columns[:17]), _entry(columns[17:]))
@@ -552,8 +556,8 @@ def _order(query: Query) -> tuple[str, str]:
     return ("l.made", "l.session") if _by_label(query) else (f"s.{order(query)[0]}", "s.key")
 
 
-def _where(query: Query) -> tuple[str, list[Any]]:
-    """$1 is the clock."""
+def _where(query: Query, ended: str = sql.ENDED) -> tuple[str, list[Any]]:
+    """$1 is the clock; `ended`: what tells when a session ended."""
     parts, values = list[str](["s.namespace = $2"]), list[Any]([query.namespace])
 
     def add(part: str, value: Any) -> None:
@@ -599,8 +603,6 @@ def _where(query: Query) -> tuple[str, list[Any]]:
             select c.alive from {s}.checkpoints c where c.key = s.key order by c.seq desc limit 1))"""
         add(f"s.heartbeat < (select {sql.NOW}) - ?::int8 and {alive} < (select {sql.NOW}) - ?::int8", query.stale_for)
     if query.ended_for is not None:
-        ended = """coalesce((select c.at from {s}.checkpoints c where c.key = s.key and c.kind in (5, 6)
-            order by c.seq desc limit 1), 0)"""
         if query.state is None:
             parts.append("s.state in ('completed', 'failed')")
         elif query.state not in {"completed", "failed"}:

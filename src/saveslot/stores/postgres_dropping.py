@@ -24,7 +24,7 @@ LEFT = (
 
 
 async def drop_empty(connection: Any, schema: str, now: datetime | None = None) -> list[str]:
-    """Drop the partitions of months gone by that hold no session's entry any more, and tell which."""
+    """Drop the partitions of months gone by that hold no entry any more, and tell which."""
     before = ((now or datetime.now(UTC)).replace(day=1) - timedelta(days=1)).strftime(f"{PREFIX}%Y_%m")
     found = await connection.fetch(
         """
@@ -35,9 +35,7 @@ async def drop_empty(connection: Any, schema: str, now: datetime | None = None) 
     )
     dropped: list[str] = []
     for (name,) in found:
-        # An entry without a session is a tombstone that a purge left behind. Lateral: one lookup for each.
-        empty = f"""not exists (select 1 from {schema}.{name} c
-            cross join lateral (select 1 from {schema}.sessions s where s.key = c.key limit 1) s)"""  # noqa: S608
+        empty = f"not exists (select 1 from {schema}.{name})"  # noqa: S608
         # All in one message, hence one transaction: looked at once more under the lock, and divided by zero if somebody
         # was quicker.
         script = f"""

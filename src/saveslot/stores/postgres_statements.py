@@ -17,10 +17,16 @@ ROW = f"""
 select s.key, s.namespace, s.id, s.agent_type, s.user_id, s.state, s.created_at, s.heartbeat, s.fence, s.lease, s.body,
   s.labels::text, s.owner, coalesce(w.name, ''),
   case when w.dead then 0 else greatest(0, coalesce(w.expires, 0) - {UP}) end, {NOW}, coalesce(s.deleted_at, 0)"""
-# Of a session s: the bytes of its frames and notes, how many entries it has, and the newest one's append_id.
+# Of a session s: when it ended, the bytes of its frames and notes, how many entries it has, the newest one's append_id.
 WEIGHED = f"""lateral (
-  select sum({SIZE})::int8, max(seq), (array_agg(c.append_id order by c.seq desc))[1]
-  from {{s}}.checkpoints c where c.key = s.key) c(weight, length, last)"""  # noqa: S608
+  select coalesce((array_agg(at) filter (where kind in (5, 6)))[1], 0), sum(size)::int8, max(seq),
+    (array_agg(append_id))[1]
+  from (
+    select seq, append_id, kind, at, {SIZE} as size from {{s}}.checkpoints c where c.key = s.key
+    order by c.seq desc offset 0) c) c(ended, weight, length, last)"""  # noqa: S608
+# The same alone.
+ENDED = """coalesce((select c.at from {s}.checkpoints c where c.key = s.key and c.kind in (5, 6)
+  order by c.seq desc limit 1), 0)"""
 _OWNER = "left join {s}.workers w on w.worker = s.owner"
 OWNED = f"{{s}}.sessions s {_OWNER}"
 # In the order of a label. Lateral with a limit: the label leads, whatever the planner thinks of how many have it.
@@ -37,6 +43,13 @@ _VALUES = """n.key, n.seq, n.append_id, n.kind, n.name, case when n.at > 0 then 
 # items are picked: with one array for each column a row cost the server 4,200 instructions more, of 107,800. They are
 # texts: for any array but of texts the driver looks into the catalog first, and at each item twice.
 _CLOCKS = f"with t as materialized (select {NOW} as now, {UP} as up, $5::text::int8[] as a, $6::text::int[] as ends)"
+# Whether a purge has marked one of these sessions: then nothing lands. By key they go from the first to the last.
+_MARKED = """,
+m as materialized (
+  select exists (select 1 from {s}.purging p
+    where p.greatest >= substring($2::bytea for 16) and p.least <= substring($2 from length($2) - 63 for 16)
+      and p.keys && array(
+        select substring($2 from 64 * i - 63 for 16) from generate_series(1, length($2) / 64) i)) as marked)"""
 _GIVEN = """
   select substring($2::bytea from h - 63 for 16) as key, a[p - 5] as seq, substring($2 from h - 47 for 16) as append_id,
     substring($2 from h - 31 for 16) as prev, (a[p - 4] & 255)::int2 as kind, name, a[p - 3] as at,
@@ -58,7 +71,7 @@ first as (
   cross join lateral (
     select c.append_id, c.alive from {{s}}.checkpoints c
     where c.key = n.key and c.seq = n.seq - 1 and c.kind <> 9 limit 1) c
-  where n.first and c.append_id = n.prev
+  where n.first and c.append_id = n.prev and not (select marked from m)
   {{sorted}} on conflict do nothing returning key, seq, alive, fence, lease)"""  # noqa: S608
 _REST = f""",
 rest as (
@@ -67,11 +80,11 @@ rest as (
   from n cross join t join first f on f.key = n.key where not n.first order by n.key, n.seq
   returning key, seq, fence, lease)"""  # noqa: S608
 # The clock, and the keys of what landed, one behind another: with it and what was sent all else is known.
-_TOLD = "\nselect t.now, coalesce((select string_agg(key, '') from first), '') from t"
+_TOLD = "\nselect t.now, coalesce((select string_agg(key, '') from first), ''), (select marked from m) from t"
 
 
 def _first(given: str, by: str = "", allowed: str = "") -> str:
-    return _FIRST.replace("{given}", given).replace("{sorted}", by).replace("{allowed}", allowed)
+    return _MARKED + _FIRST.replace("{given}", given).replace("{sorted}", by).replace("{allowed}", allowed)
 
 
 # Checkpoints and steps, which leave the session's row as it is: one of each session, in the order of their keys (not
@@ -86,7 +99,8 @@ insert into {{s}}.checkpoints ({_COLUMNS})
 select $2, $3::int8, $4, $6, $7, case when $8::int8 > 0 then $8::int8 else t.now + $8::int8 end,
   case when $9::bool then t.now else c.alive end, $10, $11, $12, $13, $14, $15, $16, $17
 from (select coalesce($1::int8, {_CLOCK}) as now) t, {{s}}.checkpoints c
-where c.key = $2 and c.seq = $3::int8 - 1 and c.append_id = $5 and c.kind <> 9
+where c.key = $2 and c.seq = $3::int8 - 1 and c.append_id = $5 and c.kind <> 9 and not exists (
+  select 1 from {{s}}.purging p where p.greatest >= $2 and p.least <= $2 and $2 = any(p.keys))
 on conflict do nothing returning at"""  # noqa: S608
 
 _GROUPS = """,
@@ -174,7 +188,7 @@ entries as (
   insert into {{s}}.checkpoints ({_COLUMNS})
   select {_VALUES.format(alive="m.heartbeat")}
   from n cross join t join made m on m.key = n.key order by n.key, n.seq)
-select t.now, coalesce((select string_agg(key, '') from made), '') from t"""  # noqa: S608
+select t.now, coalesce((select string_agg(key, '') from made), ''), false from t"""  # noqa: S608
 
 # In the order in which a batch of several sorts is landed.
 APPENDING = (CREATE, PLAIN, SEVERAL, CHANGING, GUARDED)
@@ -276,26 +290,38 @@ _KEYS = "select substring($1::bytea from 16 * i - 15 for 16) as key from generat
 # log was planned as a scan where few sessions were known, or nothing at all; and other months are left alone.
 _OF = """c.key = any(array(select key from {chosen})) and c.key between
     (select key from {chosen} order by key limit 1) and (select key from {chosen} order by key desc limit 1)"""
-# $2: of each session that shall go its key, the id of its newest entry and one for its tombstone. That takes the place
-# of the next entry, unless there is one already, so whoever writes now collides; everything else goes at once. Told are
-# those that nobody else wrote to, and how many entries they had. The tombstones stay for `BURY`.
-DOOM = f"""
-with t as materialized (select {NOW} as now),
-n as materialized (
-  select n.key, n.seen, n.own, c.kind, c.seq, c.append_id, c.alive, c.fence, c.data_seq, c.about_seq
-  from (
-    select substring($2::bytea from 48 * i - 47 for 16) as key, substring($2 from 48 * i - 31 for 16) as seen,
-      substring($2 from 48 * i - 15 for 16) as own from generate_series(1, length($2::bytea) / 48) i) n
-  cross join lateral (select * from {{s}}.checkpoints c where c.key = n.key order by c.seq desc limit 1) c),
-landed as (
-  insert into {{s}}.checkpoints
-    (key, seq, append_id, kind, name, at, alive, fence, data_seq, about_seq, recipe, digest)
-  select n.key, n.seq + 1, n.own, 9, 'session_deleted', t.now, n.alive, n.fence, n.data_seq, n.about_seq, '', ''
-  from n cross join t where n.append_id = n.seen and n.kind <> 9
-  order by n.key on conflict do nothing returning key, seq),
+# Nothing that begins from here on lands behind these sessions, unless it takes them out. Their marks by others go: one
+# who died, or is as far as we are, and will find nothing left to do. So do those that nobody came back for; a purge
+# whose mark is gone removes nothing, so the clock decides nothing else.
+MARK = f"""
+with n as materialized (select array({_KEYS} order by 1) as keys, gen_random_uuid() as own),
+others as (delete from {{s}}.purging p using n where p.keys && n.keys or p.marked < now() - interval '1 hour')
+insert into {{s}}.purging select own, now(), keys[1], keys[array_upper(keys, 1)], keys from n returning own"""  # noqa: S608
+# Places in the array do not matter. Who waited for another that does the same sees what that one left.
+UNMARK = f"""
+update {{s}}.purging set keys = array(select k from unnest(keys) k where k <> all(array({_KEYS})))
+where keys && array({_KEYS})"""  # noqa: S608
+LEAVE = "delete from {s}.purging where own = $1"
+# Who writes to the log just now. A statement takes its lock on the table before it looks at anything, so what begins
+# after this one sees all that was committed before.
+WRITING = """
+select l.virtualtransaction from pg_locks l join pg_database d on d.oid = l.database
+where d.datname = current_database() and l.relation = '{s}.checkpoints'::regclass and l.granted
+  and l.mode = 'RowExclusiveLock' and l.pid <> pg_backend_pid()"""
+# $2: of each session its key and the id of the newest entry that was seen. Of those that we still have marked, the ones
+# that end there go.
+REMOVE = f"""
+with mine as (delete from {{s}}.purging where own = $1 returning keys),
 doomed as materialized (
-  select key, seq - 1 as length from landed union all select key, seq from n where append_id = seen and kind = 9),
-entries as (delete from {{s}}.checkpoints c where {_OF.format(chosen="doomed")} and c.kind <> 9),
+  select n.key, c.seq
+  from (
+    select substring($2::bytea from 32 * i - 31 for 16) as key, substring($2 from 32 * i - 15 for 16) as seen
+    from generate_series(1, length($2::bytea) / 32) i) n
+  join (select unnest(keys) as key from mine) m using (key)
+  cross join lateral (
+    select c.seq, c.append_id from {{s}}.checkpoints c where c.key = n.key order by c.seq desc limit 1) c
+  where c.append_id = n.seen),
+entries as (delete from {{s}}.checkpoints c where {_OF.format(chosen="doomed")}),
 unlabelled as (
   delete from {{s}}.labels where ctid = any(array(
     select l.ctid from doomed n
@@ -306,18 +332,7 @@ unlabelled as (
       where l.space = s.namespace and l.label = e.key and l.value = e.value and l.made = s.created_at
         and l.session = s.key limit 1) l))),
 gone as (delete from {{s}}.sessions where key = any(array(select key from doomed)) returning key)
-select key, length from doomed join gone using (key) union all select key, seq - 1 from n where append_id = own"""  # noqa: S608
-# Who writes to the log just now. A statement takes its lock on the table before it looks at anything, so what begins
-# after this one sees all that was committed before.
-WRITING = """
-select l.virtualtransaction from pg_locks l join pg_database d on d.oid = l.database
-where d.datname = current_database() and l.relation = '{s}.checkpoints'::regclass and l.granted
-  and l.mode = 'RowExclusiveLock' and l.pid <> pg_backend_pid()"""
-# The commit need not reach the disk: a tombstone that comes back is one that nobody finds.
-BURY = f"""
-with chosen as materialized ({_KEYS})
-delete from {{s}}.checkpoints c
-where {_OF.format(chosen="chosen")} and (select set_config('synchronous_commit', 'off', true)) <> ''"""  # noqa: S608
+select key, seq from doomed join gone using (key)"""  # noqa: S608
 # Rows of `sessions` in the order of their keys, as everywhere; one that somebody else purges is left to them.
 # `coalesce`: the index of the deleted, through which a plain condition is planned, is full of those that were purged
 # before.

@@ -78,3 +78,14 @@ create table workers (
   beaten  bigint  not null,
   dead    boolean not null
 );
+
+-- Sessions that a purge is about to remove, one row a purge: until nobody can write to them who has not seen it here.
+-- Every append looks at all of it, so it has no index, stays short, and is never cut off under a lock. Lost in a crash,
+-- together with the purge.
+create unlogged table purging (
+  own      uuid        not null, -- of this purge alone
+  marked   timestamptz not null,
+  least    bytea       not null,
+  greatest bytea       not null,
+  keys     bytea[]     not null  -- without those that somebody wants to write to
+) with (vacuum_truncate = off, toast_tuple_target = 8160);
