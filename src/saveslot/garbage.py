@@ -22,9 +22,10 @@ from saveslot.thinning import SessionThinner
 # Sessions that are looked for together; entries and bytes that are removed together: a writer waits for no more than a
 # few milliseconds (for longer only where a single session is larger).
 BATCH, ENTRIES, LARGE = 250, 1500, 2_000_000
-# Behind each removal others have the store for themselves, for so many times as long as that took; longer where nobody
-# else could write meanwhile.
-REST, SERIAL_REST = 4.0, 4.5
+# Behind each removal others have the store for themselves, for so many times as long as that took, where nobody else
+# could write meanwhile. Elsewhere for up to so many times, until so many seconds are enough: what took longer was mostly
+# waiting for others. But never for less than so many times.
+SERIAL_REST, REST, ENOUGH, LEAST = 4.5, 6.0, 0.048, 2.0
 # How long a deleted session can still be looked into, by whoever has the database.
 TOMBSTONES = timedelta(days=7)
 
@@ -111,7 +112,7 @@ class SessionCollector(SessionThinner):
     async def _collected(self, rows: list[Row], *, ended: bool) -> list[Row]:
         """Those that are gone now; of ended ones not those that somebody wrote to since they were found."""
         gone: list[Row] = []
-        clock, rest = asyncio.get_running_loop().time, SERIAL_REST if self._store.serial else REST
+        clock = asyncio.get_running_loop().time
         for part in _parts(rows):
             start = clock()
             keys = [row.key for row in part]
@@ -119,8 +120,12 @@ class SessionCollector(SessionThinner):
             gone += (done := [row for row, count in zip(part, counts, strict=True) if count])
             for row in done if ended else ():
                 self._slots.forget(self._slots.get(row.session_id))
-            await asyncio.sleep(rest * (clock() - start))
+            await asyncio.sleep(_rest(clock() - start, serial=self._store.serial))
         return gone
+
+
+def _rest(took: float, *, serial: bool) -> float:
+    return SERIAL_REST * took if serial else max(LEAST * took, min(REST * took, ENOUGH))
 
 
 def _parts(rows: list[Row]) -> Iterator[list[Row]]:
