@@ -22,9 +22,9 @@ from saveslot.thinning import SessionThinner
 # Sessions that are looked for together; entries and bytes that are removed together: a writer waits for no more than a
 # few milliseconds (for longer only where a single session is larger).
 BATCH, ENTRIES, LARGE = 250, 1500, 2_000_000
-# Behind each removal others have the store for themselves, for so many times as long as that took, where nobody else
-# could write meanwhile. Elsewhere for up to so many times, until so many seconds are enough: what took longer was mostly
-# waiting for others. But never for less than so many times.
+# Behind each removal others have the store for themselves: for so many times as long as that took, where nobody else
+# could write meanwhile. Elsewhere for up to so many times, but so many seconds are enough (what took longer was mostly
+# waiting for others), unless so many times are more.
 SERIAL_REST, REST, ENOUGH, LEAST = 4.5, 6.0, 0.048, 2.0
 # How long a deleted session can still be looked into, by whoever has the database.
 TOMBSTONES = timedelta(days=7)
