@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import asyncpg
 import pytest
@@ -66,6 +66,13 @@ async def marked(url: str, pen: Pen) -> None:
     await until(url, "select count(*) from saveslot.purging where $1 = any(keys)", pen.key)
 
 
+async def waiting(url: str, pen: Pen) -> None:
+    """Until the purge knows whom it waits for: who begins from now on is not among them."""
+    await marked(url, pen)
+    asked = "query like '%pg_locks%' and state = 'idle' and pid <> pg_backend_pid()"
+    await until(url, f"select count(*) from pg_stat_activity where {asked}")  # noqa: S608
+
+
 async def entries(store: Store, *pens: Pen) -> list[int]:
     return [len(await store.entries(pen.key)) for pen in pens]
 
@@ -86,10 +93,10 @@ async def in_the_way(url: str) -> AsyncGenerator[None]:
 
 
 @asynccontextmanager
-async def held_up(url: str, store: Store, first: Pen, second: Pen) -> AsyncGenerator[asyncio.Future[list[Verdict]]]:
-    """One statement writes to two sessions; it has looked at both, and waits for somebody who writes to the first.
+async def held_up(url: str, store: Store, *pens: Pen) -> AsyncGenerator[asyncio.Future[list[Verdict]]]:
+    """One statement writes to these sessions; it has looked at all, and waits for somebody who writes to the first.
 
-    That one has the lesser key: entries are written in the order of their keys.
+    That one has the least key: entries are written in the order of their keys.
     """
     rival = await asyncpg.connect(url)
     taken = """
@@ -99,8 +106,8 @@ async def held_up(url: str, store: Store, first: Pen, second: Pen) -> AsyncGener
     trying = rival.transaction()
     await trying.start()
     try:
-        await rival.execute(taken, first.key, first.seq + 1)
-        appending = asyncio.ensure_future(store.append([first.group(), second.group()]))
+        await rival.execute(taken, pens[0].key, pens[0].seq + 1)
+        appending = asyncio.ensure_future(store.append([pen.group() for pen in pens]))
         await until(url, "select count(*) from pg_locks where not granted")
         yield appending
     finally:
@@ -133,6 +140,25 @@ async def test_nothing_lands_behind_a_purge(server: Postgres, store: PostgresSto
     assert [verdict.outcome for verdict in await appending] == ["appended", "appended"]
     assert await purging == [0]
     assert await entries(store, first, second) == [4, 4]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_nothing_lands_behind_a_mark(
+    server: Postgres, store: PostgresStore, gc: PostgresStore, *, alone: bool
+) -> None:
+    """Who looks at a session after it was marked, for whom the purge does not wait, has taken it out before."""
+    first, second = await begun(store)
+    writing = [second] if alone else [first, second]
+    async with AsyncExitStack() as way:
+        await way.enter_async_context(in_the_way(server.url))
+        purging = purged(gc, second)
+        await waiting(server.url, second)
+        async with held_up(server.url, store, *writing) as appending:
+            await way.aclose()
+            assert await purging == [0]
+            assert not appending.done()
+    assert {verdict.outcome for verdict in await appending} == {"appended"}
+    assert await entries(store, *writing) == [4] * len(writing)
 
 
 DEAD = Worker(b"d" * 16, "dead", 0, first=True)
@@ -204,16 +230,21 @@ async def test_a_purge_does_not_wait_for_ever(
 async def test_two_purges_of_one_session(server: Postgres, store: PostgresStore, gc: PostgresStore) -> None:
     """The second one's mark takes the place of the first one's, which then removes nothing."""
     [pen] = await begun(store, 1)
-    async with in_the_way(server.url):
+    async with AsyncExitStack() as way:
+        await way.enter_async_context(in_the_way(server.url))
         before = purged(store, pen)
-        await marked(server.url, pen)
-        own = "select own::text from saveslot.purging where $1 = any(keys)"
-        connection = await asyncpg.connect(server.url)
-        of_first = await connection.fetchval(own, pen.key)
-        await connection.close()
-        after = purged(gc, pen)
-        await until(server.url, f"select ({own}) <> $2", pen.key, of_first)
-    assert [await before, await after] == [[0], [3]]
+        await waiting(server.url, pen)
+        async with in_the_way(server.url):  # of the second one alone
+            own = "select own::text from saveslot.purging where $1 = any(keys)"
+            connection = await asyncpg.connect(server.url)
+            of_first = await connection.fetchval(own, pen.key)
+            await connection.close()
+            after = purged(gc, pen)
+            await until(server.url, f"select ({own}) <> $2", pen.key, of_first)
+            await way.aclose()
+            assert await before == [0]
+            assert not after.done()
+    assert await after == [3]
 
 
 async def test_a_crash_takes_the_marks_with_it(server: Postgres, store: PostgresStore, gc: PostgresStore) -> None:
