@@ -81,7 +81,7 @@ create table workers (
 );
 
 -- Sessions that a purge is about to remove, one row a purge: until nobody can write to them who has not seen it here.
--- Every append looks at all of it, so it has no index, stays short, and is never cut off under a lock. Lost in a crash,
+-- Every append looks at all of it, so it has no index, and rows stay short: the keys lie outside. Lost in a crash,
 -- together with the purge.
 create unlogged table purging (
   own      uuid        not null, -- of this purge alone
@@ -89,7 +89,8 @@ create unlogged table purging (
   least    bytea       not null,
   greatest bytea       not null,
   keys     bytea[]     not null  -- without those that somebody wants to write to
-) with (vacuum_truncate = off, toast_tuple_target = 8160);
+);
+alter table purging alter column keys set storage external;
 
 insert into format (version) values ('1');
 insert into sessions (key, namespace, id, agent_type, user_id, state, created_at, heartbeat, fence, lease, owner, labels, deleted_at, body) values (E'\\x01a1e31fe0b97cdb9f4d77f32bbd22d9', 'default', 'lesson', 'tutor', 'anna', 'active', '1794811879610195', '1794811879646608', '0', null, null, '{"env": "prod"}', null, E'\\xb9bc2e41ce2c774d8a0abab2b953f6b401004c7b22636f6e74657874223a7b22746f706963223a226672616374696f6e73227d2c226d65746164617461223a7b226e223a317d2c226c6162656c73223a7b22656e76223a2270726f64227d7d');

@@ -80,7 +80,7 @@ create table workers (
 );
 
 -- Sessions that a purge is about to remove, one row a purge: until nobody can write to them who has not seen it here.
--- Every append looks at all of it, so it has no index, stays short, and is never cut off under a lock. Lost in a crash,
+-- Every append looks at all of it, so it has no index, and rows stay short: the keys lie outside. Lost in a crash,
 -- together with the purge.
 create unlogged table purging (
   own      uuid        not null, -- of this purge alone
@@ -88,4 +88,5 @@ create unlogged table purging (
   least    bytea       not null,
   greatest bytea       not null,
   keys     bytea[]     not null  -- without those that somebody wants to write to
-) with (vacuum_truncate = off, toast_tuple_target = 8160);
+);
+alter table purging alter column keys set storage external;
