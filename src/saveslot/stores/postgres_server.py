@@ -46,6 +46,8 @@ CACHE = "100"
 ATTRIBUTES, PRIMARY = "target_session_attrs", "read-write"
 ESCAPED = "in user and password write @ as %40, / as %2F, : as %3A, ? as %3F, # as %23, [ as %5B"
 
+# What a replica says to who writes (the second, where that begins with a look at an unlogged table).
+READ_ONLY = (asyncpg.ReadOnlySQLTransactionError, asyncpg.FeatureNotSupportedError)
 # The server or the way to it is gone, for now: what is asked again does no harm, so it is.
 PASSING = (
     OSError,
@@ -59,7 +61,7 @@ PASSING = (
     asyncpg.TooManyConnectionsError,
     asyncpg.SerializationError,
     asyncpg.DeadlockDetectedError,
-    asyncpg.ReadOnlySQLTransactionError,  # a failover is under way
+    *READ_ONLY,  # a failover is under way
 )
 # What a pooler that does not know of prepared statements makes of them.
 STATEMENT_LOST = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
@@ -285,7 +287,7 @@ class Server:
 
     def _unavailable(self, exc: Exception) -> Unavailable:
         told = self._trouble if isinstance(exc, TimeoutError) and self._trouble is not None else exc
-        if isinstance(told, asyncpg.TargetServerAttributeNotMatched | asyncpg.ReadOnlySQLTransactionError):
+        if isinstance(told, (asyncpg.TargetServerAttributeNotMatched, *READ_ONLY)):
             hint = "name the primary or all hosts, then retry (to look at a replica: target_session_attrs=any)"
             return Unavailable(f"{self._shown} takes no writes, as a replica; {hint}")
         return Unavailable(f"{self._shown} does not answer ({str(told) or type(told).__name__}); retry")
