@@ -39,8 +39,9 @@ WORTH_COMPRESSING, WORTH_ALONE = 192, 256
 SMALL, FITTING = 1280, 0.65
 WORDS = Path(__file__).with_name("small.zdict")
 WORDS_SHA256 = "2df519ef4a5bb824d431e721406ffbccaf79e88e0bafdfe70f5268e20f3b11d9"
-# More is decompressed bit by bit, into its place: memory that the system has to find first costs more than the copying.
-BIT = 16 * 1024
+# More is decompressed bit by bit: for larger ones the decompressor would ask for new memory each time, and that costs
+# more than copying them to their place.
+BIT = 32 * 1024
 # No frame holds more, whatever the limit for states: a forged length cannot fill the memory.
 MAX_RAW = 256 * 1024 * 1024
 
@@ -121,12 +122,11 @@ def _decompressed(frame: bytes, start: int, size: int) -> bytes | bytearray:
     """What stands behind `start`; at most one byte more than `size`."""
     reader = zstd.ZstdDecompressor(dictionary() if frame[1] & DICTIONARY else None)
     try:
-        if len(frame) <= 4 * BIT:
-            out = reader.decompress(frame[start:], size + 1)
-        else:
-            out = bytearray()
-            for here in range(start, len(frame), BIT):
-                out += reader.decompress(frame[here : here + BIT], size + 1 - len(out))
+        out = reader.decompress(memoryview(frame)[start:], min(BIT, size + 1))
+        if size >= BIT:
+            out = bytearray(out)
+            while len(out) <= size and not (reader.eof or reader.needs_input):
+                out += reader.decompress(b"", min(BIT, size + 1 - len(out)))
     except (zstd.ZstdError, EOFError) as exc:
         raise Corrupt("a frame", "cannot be decompressed") from exc
     if not reader.eof or reader.unused_data:
