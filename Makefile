@@ -23,7 +23,7 @@ test: .venv/.dev ## the quick tests
 test-faults: .venv/.dev ## kill, pause and I/O fault tests
 	@$(BIN)/pytest -m "faults and not long" tests
 
-test-long: .venv/.dev ## the same over many more histories and kills: half an hour
+test-long: .venv/.dev ## the same over many more histories and kills
 	@$(BIN)/pytest -n 2 --timeout 3600 -m long tests
 
 check: lint types layers test test-faults ## all that must pass before a commit

@@ -344,6 +344,7 @@ class HotTier:
             await asyncio.wait(self._running, timeout=PAUSE)
         if self._own and self._client is not None:
             hanging_up = asyncio.ensure_future(self._client.aclose())
+            hanging_up.add_done_callback(self._ended)
             await asyncio.wait([hanging_up], timeout=PAUSE)
             await stopped(hanging_up)
 
