@@ -45,6 +45,9 @@ class SaveslotBook:
     async def load(self, session: int) -> Any:
         return (await self.manager.get_checkpoint(str(session))).data
 
+    async def leave(self) -> None:
+        """Nothing is held."""
+
 
 class AppendingBook(SaveslotBook):
     async def save(self, session: int, new: Message, _state: State) -> object:
@@ -52,11 +55,17 @@ class AppendingBook(SaveslotBook):
 
 
 class HoldingBook(SaveslotBook):
-    """Who resumes in order to go on: the session is taken, which is a durable write."""
+    """Who resumes in order to go on: the session is taken, which is a durable write; let go when the book is closed."""
+
+    held: saveslot.Held | None = None
 
     async def load(self, session: int) -> Any:
-        async with self.manager.hold(str(session)) as held:
-            return held.data
+        self.held = await self.manager.take(str(session))
+        return self.held.data
+
+    async def leave(self) -> None:
+        if self.held is not None:
+            await self.held.release()
 
 
 def saveslot_as(book: type[SaveslotBook]) -> Open:
@@ -65,7 +74,9 @@ def saveslot_as(book: type[SaveslotBook]) -> Open:
         async with saveslot.open(f"sqlite:///{path}") as manager:
             for n in range(sessions):
                 await manager.create_session("benchmark", session_id=str(n))
-            yield book(manager)
+            made = book(manager)
+            yield made
+            await made.leave()
 
     return opened
 

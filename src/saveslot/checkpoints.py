@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Self, TypeVar, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from saveslot import codec, refs, transfer
 from saveslot.errors import InvalidInput, NotFound
@@ -269,7 +270,7 @@ class _Whole(Draft):
 
     def _written(self, written: codec.Written, *told: Any, **more: Any) -> None:
         super()._written(written, *told, **more)
-        self.at = self.at._replace(data=codec.State())
+        self.at = replace(self.at, data=codec.State())
 
     def rollback(self, name: str, target: Entry | None, metadata: Data) -> None:
         data = {} if target is None else Timeline("", [target]).data(target)

@@ -8,6 +8,8 @@ from contextlib import suppress
 from inspect import isawaitable
 from typing import Any, Self, TypeVar, cast
 
+from msgspec.structs import replace
+
 from saveslot import codec, steps
 from saveslot.errors import Conflict, InvalidInput, LeaseLost, NotFound, SaveslotError, Unavailable
 from saveslot.lifecycle import ACTIVE, follow
@@ -17,7 +19,7 @@ from saveslot.lookup import Lookup
 from saveslot.model import STEP_KINDS, AgentSession, Checkpoint, Data, Kind, Owner, as_data
 from saveslot.saving import Save, drafted
 from saveslot.settling import settled
-from saveslot.slot import ABOUT, Draft, Point, Slot, refusal
+from saveslot.slot import ABOUT, Draft, Slot, refusal
 from saveslot.steps import Journal, Mode, OnUnknown, Step
 
 R = TypeVar("R")
@@ -53,15 +55,14 @@ class Held:
     """A session in the hands of its one owner: `async with sessions.hold(id) as held`."""
 
     def __init__(
-        self, lookup: Lookup, lifeline: Lifeline, head: Head, limit: int, running: set[asyncio.Future[Any]]
+        self, lookup: Lookup, lifeline: Lifeline, head: Head, slot: Slot, running: set[asyncio.Future[Any]]
     ) -> None:
         self.session: AgentSession = lookup.session(head)
         self.lost = asyncio.Event()  # set when others may have taken the session
         self.running = running
         self._lookup = lookup
         self._lifeline = lifeline
-        self._slot = Slot(lookup.store, self.session.session_id, head.row.key, Point.of(head), limit)
-        self._slot.newest = head.last
+        self._slot = slot
         self._lease = b""
         self._over: SaveslotError | None = None  # why nothing can be written any more
         self._journal: Journal | None = None
@@ -517,7 +518,7 @@ class Held:
 
     async def _forget_tried(self) -> None:
         """What was tried and not stored must not show in `data`."""
-        self._slot.at = self._slot.at._replace(data=None)
+        self._slot.at = replace(self._slot.at, data=None)
         await self._slot.load_data()
 
     def _took(self, draft: Draft) -> None:

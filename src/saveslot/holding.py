@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from saveslot.errors import InvalidInput, LeaseHeld, LeaseLost, SaveslotError
+from saveslot.errors import Conflict, InvalidInput, LeaseHeld, LeaseLost, SaveslotError
 from saveslot.held import Held
 from saveslot.lifecycle import SessionState, follow
 from saveslot.lifeline import Lifeline, checked, jittered
@@ -18,7 +18,7 @@ from saveslot.log import Head, Outcome, Query
 from saveslot.model import AgentSession, Data, Kind, as_name
 from saveslot.reading import SessionReader
 from saveslot.sealing import SealedStore
-from saveslot.slot import Draft, Point, refusal
+from saveslot.slot import Draft, Point, Slot, refusal
 
 R = TypeVar("R")
 
@@ -95,7 +95,8 @@ class SessionHolder(SessionReader):
                 part = keys[: min(CLAIM_BATCH, limit - len(claimed))]
                 del keys[: len(part)]
                 heads = [head for head in await self._store.heads(part) if head is not None and self._open(head, query)]
-                claimed += await self._take_all(heads, orphans=query.orphan_for is not None)
+                found = [(head, self._slot_at(head)) for head in heads]
+                claimed += await self._take_all(found, orphans=query.orphan_for is not None)
 
     def _open(self, head: Head, query: Query) -> bool:
         """True for one that is still as it was found. Of our own worker's only what a claim took and nobody got."""
@@ -119,37 +120,48 @@ class SessionHolder(SessionReader):
                 await asyncio.sleep(min(left, jittered(LOOK)))
 
     async def _taken(self, session_id: str) -> Held:
-        lifeline = await self._alive()
+        alive = self._sent(self._alive())  # the first time a write: meanwhile is read what is to be taken
+        await asyncio.sleep(0)  # it begins; a short read does not let the loop go round
         while True:
             head = await self._lookup.existing(session_id)
             follow(SessionState(head.row.state), "hold")
+            slot, free = self._slot_at(head), head.row.lease is None
+            if free:
+                with suppress(Conflict):  # it went on meanwhile: then it is not taken either
+                    await slot.load_data()
+            lifeline = await alive
             # Ours, and not in our hands: taken by a write whose answer was lost.
             stray = head.row.owner == lifeline.row.id and head.row.lease not in lifeline.holders
-            orphan = head.row.lease is not None and not stray
+            orphan = not free and not stray
             if orphan and head.row.left:
                 raise await self._lookup.held(head)
-            if taken := await self._take_all([head], orphans=orphan):
+            if taken := await self._take_all([(head, slot)], orphans=orphan):
                 return taken[0]
             [now] = await self._store.heads([head.row.key])
             if now is not None and now.last.append_id == head.last.append_id:
                 raise await self._lookup.held(head)  # its owner is silent, but not for long enough
 
-    async def _take_all(self, heads: list[Head], *, orphans: bool) -> list[Held]:
+    def _slot_at(self, head: Head) -> Slot:
+        slot = Slot(self._store, head.row.session_id, head.row.key, Point.of(head), self._limit)
+        slot.newest = head.last
+        return slot
+
+    async def _take_all(self, found: list[tuple[Head, Slot]], *, orphans: bool) -> list[Held]:
         """Take these, each if nobody was quicker. Cancelled: what was taken is let go again."""
-        task = self._sent(self._take(heads, orphans=orphans))
+        task = self._sent(self._take(found, orphans=orphans))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             task.add_done_callback(self._abandon)
             raise
 
-    async def _take(self, heads: list[Head], *, orphans: bool) -> list[Held]:
+    async def _take(self, found: list[tuple[Head, Slot]], *, orphans: bool) -> list[Held]:
         lifeline = await self._alive()
         # Asked now, not when they were found: we may have been stopped since, and with us the whole store.
         patience = lifeline.patience if orphans else None
         taking: list[tuple[Held, Draft]] = []
-        for head in heads:
-            held = Held(self._lookup, lifeline, head, self._limit, self.running)
+        for head, slot in found:
+            held = Held(self._lookup, lifeline, head, slot, self.running)
             draft = held.drafted(Kind.CLAIMED if orphans else Kind.TAKEN, os.urandom(16))
             draft.group.only_orphan = patience
             taking.append((held, draft))
@@ -185,8 +197,13 @@ class SessionHolder(SessionReader):
         """On its way, whoever waits for it; `close` does."""
         task = asyncio.ensure_future(work)
         self.running.add(task)
-        task.add_done_callback(self.running.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Future[Any]) -> None:
+        self.running.discard(task)
+        if not task.cancelled():
+            task.exception()  # perhaps nobody waits for it any more, and asyncio would complain
 
     @property
     def worker(self) -> Data | None:

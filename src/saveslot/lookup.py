@@ -37,8 +37,8 @@ R = TypeVar("R")
 
 # No log is as long.
 BEYOND = 1 << 62
-# So many entries behind the newest checkpoint are read with it, to know that none of them hides it.
-NEAR = 16
+# So many entries behind the newest checkpoint are looked at with it, to know that none of them hides it.
+NEAR = 100
 # Entries about keeping that may come between two writes of someone who need not know of them.
 MOST_KEPT = 16
 
@@ -97,11 +97,11 @@ class Lookup:
         return found[0]
 
     async def _newest(self, head: Head) -> list[Entry]:
-        """The newest checkpoint, if it stands right before the head: who let a session go wrote an entry behind it."""
+        """The newest checkpoint, if it stands shortly before the head: steps, and who let a session go, come behind."""
         first, last = head.last.data_seq, head.last.seq
         if not first or last - first > NEAR:
             return []
-        near = await self.store.entries(head.row.key, [(first, last)], frames=False)
+        near = await self.store.entries(head.row.key, [(first, last)], kinds=DATA_KINDS | HIDING_KINDS, frames=False)
         return shown([entry for entry in near[:1] if entry.kind in DATA_KINDS], near, head.row.session_id)
 
     @with_a_fresh_head

@@ -9,6 +9,8 @@ from datetime import timedelta
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
+from msgspec.structs import replace
+
 from saveslot import codec, erasing, rewrapping, transfer
 from saveslot.errors import (
     AlreadyExists,
@@ -356,7 +358,7 @@ class SessionManager(SessionCollector):
             if head is None or head.row.state != SessionState.ACTIVE or head.row.locked is not None:
                 continue
             # No limit: a context without room for the reason must not stop the sweep.
-            draft = Draft(head.row.key, Point.of(head)._replace(about=codec.State()), 1 << 40)
+            draft = Draft(head.row.key, replace(Point.of(head), about=codec.State()), 1 << 40)
             with suppress(Corrupt):  # a damaged context stays as it is; the session ends like any other
                 about = codec.read_note(head.row.body)
                 about["context"]["failure_reason"] = "heartbeat_timeout"
@@ -539,7 +541,7 @@ class SessionManager(SessionCollector):
             micros(session.created_at),
             micros(session.last_heartbeat),
         )
-        draft.at = draft.at._replace(state=session.state)
+        draft.at = replace(draft.at, state=session.state)
         return await self._create(session, draft, row)
 
     # The slots

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, Self
+
+import msgspec
 
 from saveslot import codec, difference
 from saveslot.errors import InvalidInput
@@ -15,8 +16,7 @@ from saveslot.model import DATA_KINDS, Data, as_name, copied
 from saveslot.slot import Draft, Slot
 
 
-@dataclass(slots=True)
-class Save:
+class Save(msgspec.Struct):
     name: str
     data: Data | None
     metadata: Data | None
@@ -47,7 +47,7 @@ def drafted(slot: Slot, state: codec.State, save: Save, before: Draft | None) ->
     """The checkpoint behind the slot's newest state; `before` itself if that was this same one, sent once more."""
     draft = slot.draft()
     if save.append is None and save.patch is None:
-        draft.checkpoint(save.name, _whole(save.data), save.metadata)
+        draft.checkpoint(save.name, {} if save.data is None else save.data, save.metadata)
     else:
         draft.request = _asked(save, slot.limit)
         if before is not None and before.request == draft.request:
@@ -77,14 +77,6 @@ def _as_append(state: codec.State, patch: Sequence[Mapping[str, Any]]) -> dict[s
     items = difference.appended_items(patch)
     lists = items is not None and all(state.texts.get(key, b"")[:1] == b"[" for key in items)
     return items if lists else None
-
-
-def _whole(data: Any) -> Data:
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise InvalidInput("data", f"must be a dict, not {type(data).__name__}")
-    return cast("Data", data)
 
 
 def _repeats(entry: Entry, before: Entry) -> bool:

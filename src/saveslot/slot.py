@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from saveslot import codec
 from saveslot.codec.frame import PATCH
@@ -33,7 +36,7 @@ EACH = 1400
 APPENDED, ALREADY, CHECKPOINT = Outcome.APPENDED, Outcome.ALREADY, Kind.CHECKPOINT
 
 
-class Point(NamedTuple):
+class Point(msgspec.Struct, frozen=True):
     """Where a log stands: what the next entry follows and builds on. A state that is None is not loaded."""
 
     seq: int
@@ -95,13 +98,13 @@ class Draft:
         self, written: codec.Written, name: str, note: bytes | None, time: int, append_id: bytes, *, sign: bool = True
     ) -> None:
         frame, data = written
-        before, _, state, fence, lease, _, about_seq, _, about = self.at
-        seq, recipe = before + 1, data.recipe.pack()
+        at = self.at
+        seq, recipe = at.seq + 1, data.recipe.pack()
         self.group.entries.append(
-            Entry(seq, append_id, CHECKPOINT, name, time, sign, 0, fence, lease, seq, about_seq, recipe, data.digest,
-                  note, frame)
+            Entry(seq, append_id, CHECKPOINT, name, time, sign, 0, at.fence, at.lease, seq, at.about_seq, recipe,
+                  data.digest, note, frame)
         )  # fmt: skip
-        self.at = Point(seq, append_id, state, fence, lease, seq, about_seq, data, about)
+        self.at = Point(seq, append_id, at.state, at.fence, at.lease, seq, at.about_seq, data, at.about)
 
     def rollback(self, name: str, target: Entry | None, metadata: Data) -> None:
         """Back to the state of an older entry (None: before the first): its recipe once more, and no frame."""
@@ -143,7 +146,7 @@ class Draft:
         """With the newest entry the session has another owner."""
         entry = self.group.entries[-1]
         entry.fence += 1
-        self.at = self.at._replace(fence=entry.fence)
+        self.at = replace(self.at, fence=entry.fence)
 
     def release(self) -> None:
         entry = self._entry(Kind.RELEASED, "session_released")
@@ -161,7 +164,7 @@ class Draft:
 
     def _let_go(self, entry: Entry) -> None:
         entry.lease = None
-        self.at = self.at._replace(lease=None)
+        self.at = replace(self.at, lease=None)
 
     def hide(self, ranges: Iterable[Range]) -> None:
         """Let the newest entry, a checkpoint, hide older ones: they are gone in the same step that stores it."""
@@ -193,7 +196,7 @@ class Draft:
     def become(self, state: SessionState) -> None:
         if state != self.at.state:
             self.group.state = state.value
-            self.at = self.at._replace(state=state)
+            self.at = replace(self.at, state=state)
 
     def made(self, made_as: type[C]) -> C:
         """The last entry as a checkpoint, once the draft was appended."""
@@ -204,12 +207,14 @@ class Draft:
         return self.timelines[entry.seq - self.group.entries[0].seq].checkpoint(entry, made_as)
 
     def _entry(self, kind: Kind, name: str, at: int = 0, append_id: bytes | None = None) -> Entry:
-        seq, _, _, fence, lease, data_seq, about_seq, _, _ = self.at
-        return Entry(seq + 1, append_id or drawn(), kind, name, at, False, 0, fence, lease, data_seq, about_seq)  # noqa: FBT003
+        here = self.at
+        entry = Entry(here.seq + 1, append_id or drawn(), kind, name, at, fence=here.fence, lease=here.lease)
+        entry.data_seq, entry.about_seq = here.data_seq, here.about_seq
+        return entry
 
     def _add(self, entry: Entry, **reached: Any) -> None:
         self.group.entries.append(entry)
-        self.at = self.at._replace(seq=entry.seq, append_id=entry.append_id, **reached)
+        self.at = replace(self.at, seq=entry.seq, append_id=entry.append_id, **reached)
 
 
 class Turns:
@@ -311,7 +316,7 @@ class Slot:
         self._pending = None
         if verdict.outcome is APPENDED or verdict.outcome is ALREADY:
             self.at = draft.at
-            draft.timelines = [self._grown(entry, at) for entry, at in zip(group.entries, verdict.times, strict=True)]
+            draft.timelines = [*map(self._grown, group.entries, verdict.times)]
             caller = CALLER.get()
             self._last = None if caller is None else (draft, verdict, caller)
             return verdict
@@ -340,14 +345,14 @@ class Slot:
         if self.at.data is None:
             state, frames = await self._cold(self.at.data_seq, DATA_KINDS)
             self.timeline = Timeline(self.session_id, frames)
-            self.at = self.at._replace(data=state)
+            self.at = replace(self.at, data=state)
             return state
         return self.at.data
 
     async def load_about(self) -> None:
         if self.at.about is None:
             state, _ = await self._cold(self.at.about_seq, ABOUT_KINDS)
-            self.at = self.at._replace(about=state)
+            self.at = replace(self.at, about=state)
 
     async def _cold(self, seq: int, kinds: frozenset[Kind]) -> tuple[codec.State, list[Entry]]:
         """The state that an entry holds, and its frames; entry 0 is the empty state."""

@@ -18,6 +18,7 @@ from uuid import UUID
 
 import apsw
 import pytest
+from msgspec.structs import asdict
 
 from saveslot import codec
 from saveslot.codec.cipher import Body, Cipher, place_of
@@ -182,7 +183,7 @@ def test_stored_notes_are_read(name: str) -> None:
 def test_stored_recipes_are_read(name: str) -> None:
     """Recipes of every released format name the same frames."""
     found = codec.Recipe.unpack(stored(f"{name}.recipe"))
-    assert json.dumps(found._asdict()) == json.dumps(index()[name]["value"])
+    assert json.dumps(asdict(found)) == json.dumps(index()[name]["value"])
     assert found == RECIPES[name]
 
 
@@ -319,7 +320,7 @@ def main() -> None:
         known.setdefault(name, {"value": told(value)})
     for name, recipe in RECIPES.items():
         add(f"{name}.recipe", recipe.pack())
-        known.setdefault(name, {"value": recipe._asdict()})
+        known.setdefault(name, {"value": asdict(recipe)})
     if not (HERE / "sealed.body").exists():
         key = random.Random(7).randbytes(32)
         cipher, frame = Cipher(key, PLACE), stored("keyframe.1.frame")

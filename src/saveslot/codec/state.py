@@ -23,6 +23,7 @@ from itertools import accumulate
 from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from saveslot.codec.frame import MAX_RAW, PATCH, chained, pack, unpack
 from saveslot.codec.text import MAX_STATE, checked_key, decode, encode, encode_keys, place, size_of
@@ -85,7 +86,7 @@ _unpack_ops = msgspec.msgpack.Decoder(list[Op]).decode
 _unpack_texts = msgspec.msgpack.Decoder(dict[str, memoryview]).decode
 
 
-class Recipe(NamedTuple):
+class Recipe(msgspec.Struct, frozen=True, gc=False):
     """Which frames rebuild a state: those of its track within these ranges of seqs, keyframe first."""
 
     ranges: tuple[tuple[int, int], ...] = ()
@@ -102,7 +103,7 @@ class Recipe(NamedTuple):
     def pack(self) -> bytes:
         if not self.ranges:
             return b""
-        numbers = list(self[1:])
+        numbers = [self.base, self.short, self.keyframe_bytes, self.long_bytes, self.short_bytes]
         at = 0
         for first, last in self.ranges:
             numbers += (first - at, last - first)
@@ -342,7 +343,7 @@ def _extended(recipe: Recipe, tip: int, seq: int, weight: int) -> Recipe | None:
         ranges = (*ranges, (seq, seq))
     else:
         return None
-    return recipe._replace(ranges=ranges, short=recipe.short + 1, short_bytes=recipe.short_bytes + weight)
+    return replace(recipe, ranges=ranges, short=recipe.short + 1, short_bytes=recipe.short_bytes + weight)
 
 
 def _lengthened(recipe: Recipe, _tip: int, seq: int, weight: int) -> Recipe | None:

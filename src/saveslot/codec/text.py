@@ -146,12 +146,13 @@ def _looked_at(value: Any, path: str, limit: int, depth: int) -> frozenset[type]
 def _small(value: Any, simple: frozenset[type]) -> bool:
     """True for a few dicts and lists of simple values, fewer than may stand inside each other; False says nothing.
 
-    A third of the time for a state of one message (1.6 us instead of 5.6).
+    A quarter of the time for a state of one message.
     """
-    room = _MANY
     found: list[Any] = [value]
     for inner in found:
         kind = type(inner)  # pyright: ignore[reportUnknownVariableType]
+        if kind in simple:
+            continue
         if kind is dict:
             if TAG in inner or not _TEXT.issuperset(map(type, inner)):
                 return False
@@ -162,10 +163,9 @@ def _small(value: Any, simple: frozenset[type]) -> bool:
             continue
         else:
             return False
-        room -= len(items)
-        if room < 0:
+        if len(found) + len(items) > _MANY:
             return False
-        found += [item for item in items if type(item) not in simple]
+        found += items
     return True
 
 

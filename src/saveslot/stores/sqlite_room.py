@@ -23,10 +23,7 @@ HEAD, FRAME_HEAD = 32, 24
 
 class Room:
     def __init__(self) -> None:
-        self._pages: float = FIRST  # as far as we know
-
-    def lacks(self, used: int) -> bool:
-        return used + LEFT > self._pages
+        self.enough: float = FIRST - LEFT  # for so many pages in use, as far as we know
 
     def lay(self, connection: apsw.Connection, used: int) -> None:
         """Behind so many pages. Under the write lock: else another process might just be writing at the file's end."""
@@ -38,6 +35,6 @@ class Room:
                 if size < wanted:
                     file.seek(size)
                     size += file.write(bytes(wanted - size))
-            self._pages = (size - HEAD) // frame
+            self.enough = (size - HEAD) // frame - LEFT
         except OSError:
-            self._pages = float("inf")  # a full disk, or a file that is none: SQLite makes its own way, or tells
+            self.enough = float("inf")  # a full disk, or a file that is none: SQLite makes its own way, or tells

@@ -87,7 +87,7 @@ class Writer:
         job = (work, answer, single)
         if heavy:
             self._leave(loop, [job])
-        elif (results := self._alone(loop, work, single=single)) is not None:
+        elif (results := self._alone(work, single=single)) is not None:
             _answer([(job, results[0])])
         else:
             self._forming.append(job)
@@ -97,13 +97,13 @@ class Writer:
 
     def at_once(self, statement: Work) -> Any | None:
         """What a single statement finds, here and now; None if it is to be submitted. (Saves the future: 2 us.)"""
-        results = self._alone(running(), statement, single=True)
+        results = self._alone(statement, single=True)
         return None if results is None else results[0]
 
-    def _alone(self, loop: asyncio.AbstractEventLoop, work: Work, *, single: bool) -> list[Any] | None:
-        if self._forming or not self._lone or not self._in_time(loop):
+    def _alone(self, work: Work, *, single: bool) -> list[Any] | None:
+        if self._forming or not self._lone or time.monotonic() >= (self._turn or self._new_turn()):
             return None
-        return self._here(loop, [work], single=single)
+        return self._here([work], single=single)
 
     def post(self, work: Work) -> asyncio.Future[Any]:
         """The same from any event loop, while the one that this store lives in may stand still."""
@@ -127,7 +127,7 @@ class Writer:
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         batch, self._forming = self._forming, []
         self._lone = len(batch) == 1
-        results = self._here(loop, [work for work, _, _ in batch], single=_single(batch)) if batch else []
+        results = self._here([work for work, _, _ in batch], single=_single(batch)) if batch else []
         if results is None:
             self._leave(loop, batch)
         else:
@@ -145,20 +145,18 @@ class Writer:
                 self._thread = threading.Thread(target=self._run, name="saveslot-writer", daemon=True)
                 self._thread.start()
 
-    def _in_time(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whoever saves in a tight loop must not keep the others from running."""
-        now = time.monotonic()
-        if not self._turn:
-            self._turn = now + TURN
-            loop.call_soon(self._turned)
-        return now < self._turn
+    def _new_turn(self) -> float:
+        """When this turn of the loop has had its time: who saves in a tight loop must not keep others from running."""
+        self._turn = time.monotonic() + TURN
+        running().call_soon(self._turned)
+        return self._turn
 
     def _turned(self) -> None:
         self._turn = 0.0
 
-    def _here(self, loop: asyncio.AbstractEventLoop, works: list[Work], *, single: bool) -> list[Any] | None:
+    def _here(self, works: list[Work], *, single: bool) -> list[Any] | None:
         """Commit in the event loop: what came of it, or None when that is the thread's to do."""
-        if self._usual > QUICK or self._waiting or self._connection is None or not self._baton.acquire(blocking=False):
+        if self._usual > QUICK or self._waiting or self._connection is None or not self._baton.acquire(False):  # noqa: FBT003
             return None
         try:
             results = self._transaction(works, 0, single=single)
@@ -169,7 +167,7 @@ class Writer:
             self._baton.release()
         self._told()
         if self._wal_pages >= self._next_checkpoint:
-            self._leave(loop, [])
+            self._leave(running(), [])
         return results
 
     def _run(self) -> None:
@@ -220,7 +218,7 @@ class Writer:
         self._patience = start + patience
         try:
             connection = self._connection or self._opened()
-            if single and not self._room.lacks(self._wal_pages):
+            if single and self._wal_pages <= self._room.enough:
                 results = self._carried_out(connection, works)
             else:
                 results = self._together(connection, works)
@@ -233,7 +231,7 @@ class Writer:
         # IMMEDIATE takes the write lock before the first read, so two processes never both see entry n as the newest.
         connection.execute("begin immediate")
         try:
-            if self._room.lacks(self._wal_pages):
+            if self._wal_pages > self._room.enough:
                 self._room.lay(connection, self._wal_pages)
             results = self._carried_out(connection, works)
             connection.execute("commit")
