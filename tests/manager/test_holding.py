@@ -10,6 +10,7 @@ import pytest
 
 from saveslot import (
     Conflict,
+    Corrupt,
     InvalidInput,
     InvalidTransition,
     LeaseHeld,
@@ -19,6 +20,7 @@ from saveslot import (
     Unavailable,
 )
 from saveslot.model import Kind
+from saveslot.stores.passing import PassingStore
 
 
 @pytest.fixture
@@ -46,6 +48,24 @@ async def settled(manager):
 async def gone(manager):
     """The worker dies: from now on what it holds is orphaned. What it has in its hands does not know."""
     await manager._leave()  # noqa: SLF001  (close would take the store along)
+
+
+class Gate(PassingStore):
+    """Holds back the worker's first beat until it is opened; tells when entries were read."""
+
+    def __init__(self, store):
+        super().__init__(store)
+        self.open, self.read = asyncio.Event(), asyncio.Event()
+
+    async def beat(self, signs, worker=None):
+        if worker is not None and worker.first:
+            await self.open.wait()
+        return await super().beat(signs, worker)
+
+    async def entries(self, *arguments, **options):
+        found = await super().entries(*arguments, **options)
+        self.read.set()
+        return found
 
 
 async def made(manager, session_id="s", **about):
@@ -269,6 +289,44 @@ async def test_a_release_that_is_cancelled_is_one(ann, bob, after):
         await held.checkpoint("two", {"n": 2})
     assert (await names(bob))[-1] == "session_released"
     assert ann.worker["held"] == 0
+
+
+async def test_what_changes_while_the_worker_is_registered_is_not_missed(stores, bob):
+    """What is to be taken is read meanwhile; who finds that it went on takes what is there by then."""
+    gate = Gate(stores[0])
+    slow = SessionManager(store=gate)
+    await made(bob)
+    taking = asyncio.ensure_future(slow.take("s"))
+    await asyncio.wait_for(gate.read.wait(), 10)
+    await bob.checkpoint("s", "two", {"n": 2})
+    gate.open.set()
+    held = await taking
+    assert held.data == {"n": 2}
+    await held.checkpoint("three", {"n": 3})
+    await held.release()
+    assert (await bob.get_checkpoint("s")).data == {"n": 3}
+    await gone(slow)
+
+
+async def test_a_session_that_cannot_be_read_is_not_taken(stores, ann, bob, monkeypatch):
+    """Its log stays as it was, and whoever repairs it may take it."""
+    await made(bob)
+
+    async def damaged(*arguments, **options):
+        found = await entries(*arguments, **options)
+        for entry in found:
+            entry.frame = entry.frame and entry.frame[:-1]
+        return found
+
+    entries = stores[0].entries
+    before = await names(bob)
+    with monkeypatch.context() as patched:
+        patched.setattr(stores[0], "entries", damaged)
+        with pytest.raises(Corrupt, match="checkpoint s:2"):
+            await ann.take("s")
+    assert await names(bob) == before
+    async with ann.hold("s") as held:
+        assert held.data == {"n": 1, "list": [1]}
 
 
 # Others, while it is held
