@@ -15,7 +15,8 @@ from saveslot.stores import postgres, postgres_news
 from saveslot.stores.postgres import PostgresStore
 from saveslot.testing import Pen
 
-LISTENERS = "select pid from pg_stat_activity where query ilike 'listen%' and pid <> pg_backend_pid()"
+# By what they asked last: to listen or, after some silence, whether they are still connected.
+LISTENERS = "select pid from pg_stat_activity where (query ilike 'listen%' or query = 'select')"
 NEVER = 3600.0
 
 
@@ -43,11 +44,12 @@ async def connection(server: Postgres) -> AsyncGenerator[Any]:
 
 async def listening(connection: Any, but: frozenset[int] = frozenset()) -> int:
     """The process that listens, once there is one."""
-    while True:
-        for (pid,) in await connection.fetch(LISTENERS):
-            if pid not in but:
-                return pid
-        await asyncio.sleep(0.02)
+    async with asyncio.timeout(60):
+        while True:
+            for (pid,) in await connection.fetch(LISTENERS):
+                if pid not in but:
+                    return pid
+            await asyncio.sleep(0.02)
 
 
 async def begun(store: PostgresStore, name: str) -> Pen:

@@ -73,7 +73,7 @@ def encode_keys(value: dict[str, Any], path: str, limit: int) -> tuple[dict[str,
     simple = _looked_at(value, path, limit, 0)
     plain = value if simple is None else _tagged(value, path, [], 0, simple, top=True)
     try:
-        texts: dict[str, bytes | bytearray] = {key: _encode(item) for key, item in plain.items()}
+        texts: dict[str, bytes | bytearray] = dict(zip(plain, map(_encode, plain.values()), strict=True))
         size = size_of(texts)
     except ValueError:
         _tagged(value, path, [], 0, _NOTHING, top=True)
