@@ -206,7 +206,7 @@ async def langgraph(path: str, _sessions: int) -> AsyncGenerator[Book]:
         yield LangGraphBook(saver, empty_checkpoint)
 
 
-SAVESLOT, APPEND, HOLD = "Saveslot", "Saveslot append=", "Saveslot, taken (`hold`) and let go"
+SAVESLOT, APPEND, HOLD = "Saveslot", "Saveslot append=", "Saveslot, taken (`hold`)"
 FLOOR, GROUPED = "raw apsw loop", "raw apsw loop, 64 rows a commit"
 BARE, STANDARD = "bare JSON blob, msgspec", "bare JSON blob, json.loads"
 OPENAI, LANGGRAPH = "OpenAI Agents SQLiteSession", "LangGraph AsyncSqliteSaver"

@@ -75,8 +75,9 @@ SEALED = """\
 With `encryption_key`: two managers on one file in turn, one with a key and one without, many turns of a tenth of a
 second. The share is the median of the ratios, pair by pair."""
 RESUME = """\
-The session of A: open, read, decode; a `hold` also takes it and lets it go. Imports are not counted. The raw loop reads
-its rows, a message each, by Python's json; a bare blob is the whole state in one row, which nobody could append to."""
+The session of A: open, read, decode; a `hold` also takes it. Imports are not counted, nor is letting it go (see E).
+The raw loop reads its rows, a message each, by Python's json; a bare blob is the whole state in one row, which nobody
+could append to."""
 OWNING = """\
 One session taken and let go; many held in one process for 11 seconds; then another worker claims them, of 20 entries
 each."""
@@ -135,7 +136,7 @@ def targets(results: Results, sizes: Sizes) -> list[Row]:
         ),
         *(
             row(f"D: {what} against {FLOOR}, fresh process", "at most 1.5x", ratio, f"{ratio:.2f}x", 1.5)
-            for what, name in (("resume", SAVESLOT), ("`hold`, and let go", HOLD))
+            for what, name in (("resume", SAVESLOT), ("`hold`", HOLD))
             for ratio in (median(results.resumed[name]) / median(results.resumed[FLOOR]),)
         ),
         *(
