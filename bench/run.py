@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ CROWD = (SAVESLOT, GROUPED, OPENAI, LANGGRAPH)
 RESUMED = (SAVESLOT, HOLD, FLOOR, BARE, STANDARD, OPENAI, LANGGRAPH)
 PEERS = {OPENAI, LANGGRAPH}
 # B and C take a second, A half a minute: the short ones are run more often.
-ROUNDS = 3
+ROUNDS = 5
 # So many of the resumes are by a fresh process; a peer's spends seconds on its imports.
 FRESH_RESUMES, PEER_RESUMES = 5, 1
 # With and without a key: many short turns, at most half a minute; a few in a quick run.
@@ -119,6 +120,7 @@ def long(folder: Path, sizes: Sizes, results: Results, first: int) -> None:
             results.stored[name].append(stored(paths[name]) / sizes.turns)
         for name in (BARE, STANDARD):
             asyncio.run(one_blob(name, paths[name], sizes))
+        os.sync()  # a hold waits for the disk: not for what others have written
         for turn in range(sizes.resumes):
             for name in rotated(RESUMED, turn):
                 if turn < (PEER_RESUMES if name in PEERS else FRESH_RESUMES):
