@@ -121,6 +121,7 @@ class SessionHolder(SessionReader):
 
     async def _taken(self, session_id: str) -> Held:
         alive = self._sent(self._alive())  # the first time a write: meanwhile is read what is to be taken
+        alive.add_done_callback(_heard)
         await asyncio.sleep(0)  # it begins; a short read does not let the loop go round
         while True:
             head = await self._lookup.existing(session_id)
@@ -142,6 +143,7 @@ class SessionHolder(SessionReader):
                 raise await self._lookup.held(head)  # its owner is silent, but not for long enough
 
     def _slot_at(self, head: Head) -> Slot:
+        """What is known of a session of which only the head was read."""
         slot = Slot(self._store, head.row.session_id, head.row.key, Point.of(head), self._limit)
         slot.newest = head.last
         return slot
@@ -197,13 +199,8 @@ class SessionHolder(SessionReader):
         """On its way, whoever waits for it; `close` does."""
         task = asyncio.ensure_future(work)
         self.running.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self.running.discard)
         return task
-
-    def _ended(self, task: asyncio.Future[Any]) -> None:
-        self.running.discard(task)
-        if not task.cancelled():
-            task.exception()  # perhaps nobody waits for it any more, and asyncio would complain
 
     @property
     def worker(self) -> Data | None:
@@ -257,3 +254,9 @@ class SessionHolder(SessionReader):
     async def _leave(self) -> None:
         if self._lifeline is not None:
             await self._lifeline.leave()
+
+
+def _heard(alive: asyncio.Future[Lifeline]) -> None:
+    """Why a worker could not be registered matters to nobody whose session cannot be taken: asyncio need not tell."""
+    if not alive.cancelled():
+        alive.exception()

@@ -565,8 +565,7 @@ class SessionManager(SessionCollector):
         head = await self._lookup.existing(session_id)
         slot = self._slots.get(session_id)  # another caller may have been quicker
         if slot is None:
-            slot = Slot(self._store, session_id, head.row.key, Point.of(head), self._limit)
-            slot.newest = head.last
+            slot = self._slot_at(head)
             self._slots.add(slot)
         return slot
 

@@ -28,7 +28,7 @@ from saveslot.model import DATA_KINDS, HIDING_KINDS, KEEPING_KINDS, Checkpoint, 
 from saveslot.retention import Retention, Rules, checked, pins, rule_of
 from saveslot.sealing import SealedStore
 from saveslot.settling import settled
-from saveslot.slot import Draft, Point, Slot
+from saveslot.slot import Draft
 from saveslot.slots import Slots
 from saveslot.timeline import needed, shown
 
@@ -188,8 +188,7 @@ class SessionThinner(SessionHolder):
 
     async def _keep_free(self, head: Head, decide: Decide) -> None:
         session_id = head.row.session_id
-        slot = self._slots.get(session_id)
-        slot = slot or Slot(self._store, session_id, head.row.key, Point.of(head), self._limit)
+        slot = self._slots.get(session_id) or self._slot_at(head)
         async with slot.lock:
             if slot.doubtful:
                 raise Unavailable(f"session {session_id}: a write is in doubt; first retry that one")

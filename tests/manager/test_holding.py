@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from contextlib import suppress
 from datetime import timedelta
 
@@ -306,6 +307,25 @@ async def test_what_changes_while_the_worker_is_registered_is_not_missed(stores,
     await held.release()
     assert (await bob.get_checkpoint("s")).data == {"n": 3}
     await gone(slow)
+
+
+async def test_who_asks_for_no_session_hears_that_alone(stores, monkeypatch, caplog):
+    """Though the worker could not be registered either, which the next hold tries again."""
+    manager = SessionManager(store=stores[0])
+
+    async def down(*_):
+        raise Unavailable("no store")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stores[0], "beat", down)
+        with pytest.raises(NotFound):
+            await manager.take("nobody")
+        await settled(manager)
+    gc.collect()
+    assert not caplog.records
+    await made(manager)
+    await (await manager.take("s")).release()
+    await gone(manager)
 
 
 async def test_a_session_that_cannot_be_read_is_not_taken(stores, ann, bob, monkeypatch):
