@@ -47,7 +47,7 @@ def test_every_error_is_one_of_ours_with_a_code_of_its_own():
 def test_the_core_needs_three_packages():
     """Whoever installs Saveslot alone gets msgspec, apsw and zstd."""
     core = [line for line in requires("saveslot") if "extra ==" not in line]
-    assert sorted(line.split(">")[0] for line in core) == ["apsw", "backports-zstd", "msgspec"]
+    assert sorted(line.split(">")[0] for line in core) == ["apsw", "msgspec", "zstandard"]
 
 
 def test_importing_loads_nothing_heavy():

@@ -12,8 +12,9 @@ import re
 from pathlib import Path
 
 import msgspec
+from another_zstd import zstd
 
-from saveslot.codec.frame import LEVEL, zstd
+from saveslot.codec.frame import LEVEL
 from saveslot.codec.state import Splice
 
 ROOT = Path(__file__).parents[2]

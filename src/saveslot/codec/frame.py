@@ -9,19 +9,15 @@ alone (a note, a session's context) is sealed instead: the first 16 bytes of its
 
 from __future__ import annotations
 
-import sys
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
 from threading import local
 from typing import NamedTuple
 
-from saveslot.errors import Corrupt, TooLarge
+from zstandard import ZstdCompressionDict, ZstdCompressor, ZstdDecompressor, ZstdError, frame_content_size
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from saveslot.errors import Corrupt, TooLarge
 
 VERSION = 1
 PATCH, ZSTD, TAGGED, DICTIONARY = 1, 2, 4, 32
@@ -31,45 +27,54 @@ SEAL = 16
 # Level 1: 5 ms for 1.5 MB of messages, and 5 us for a kilobyte. Level 3 stores 1% less of a kilobyte and 6% less of a
 # megabyte; it takes 7 ms and 6 us, and reading is no faster.
 LEVEL = 1
-# Below this the dictionary saves less than 90 bytes, and reading costs 9 us more, most of them for the decompressor: it
-# asks the processor what it can do, and a virtual machine is slow to answer. By itself zstd saves as little up to 256.
+# Below this the dictionary saves less than 90 bytes, and by itself zstd saves as little up to 256.
 WORTH_COMPRESSING, WORTH_ALONE = 192, 256
 # Up to here the dictionary makes English, code and JSON shorter, and is quicker: no table of frequencies has to be made
 # (docs/decisions/0039). A body of which it leaves more than this part is of other letters; zstd alone may do better.
 SMALL, FITTING = 1280, 0.65
 WORDS = Path(__file__).with_name("small.zdict")
 WORDS_SHA256 = "2df519ef4a5bb824d431e721406ffbccaf79e88e0bafdfe70f5268e20f3b11d9"
-# More is decompressed bit by bit: for larger ones the decompressor would ask for new memory each time, and that costs
-# more than copying them to their place.
-BIT = 32 * 1024
+# A longer keyframe is decompressed to where its texts will stand and grow: new memory costs more than reading does.
+LARGE = 32 * 1024
+# What zstd says of a frame that does not tell its length.
+UNTOLD = -1
 # No frame holds more, whatever the limit for states: a forged length cannot fill the memory.
 MAX_RAW = 256 * 1024 * 1024
 
 
 @cache
-def dictionary() -> zstd.ZstdDict:
+def dictionary() -> ZstdCompressionDict:
     """What small frames have in common. It never changes: a better one would be another file, with another flag."""
     content = WORDS.read_bytes()
     if sha256(content).hexdigest() != WORDS_SHA256:  # another one would be read as other words, without a complaint
         raise Corrupt("a frame", f"needs {WORDS.name}, which is not as Saveslot brought it: install it anew")
-    return zstd.ZstdDict(content)
+    return ZstdCompressionDict(content)
 
 
-class _Compressors(local):
-    """One of each per thread, kept: making one costs more than compressing a kilobyte."""
+class _Tools(local):
+    """One of each per thread, kept: making one costs more than a kilobyte does."""
 
-    def __init__(self) -> None:
-        self.zstd = zstd.ZstdCompressor(level=LEVEL).compress
+    @cached_property
+    def writer(self) -> ZstdCompressor:
+        return ZstdCompressor(level=LEVEL)
+
+    @cached_property
+    def small_writer(self) -> ZstdCompressor:
         # The flag in the frame's head says which dictionary, in place of the four bytes that zstd would write.
-        asked = zstd.CompressionParameter
-        options: dict[int, int] = {asked.compression_level: LEVEL, asked.dict_id_flag: 0}
-        self.small = zstd.ZstdCompressor(options=options, zstd_dict=dictionary().as_digested_dict).compress
+        return ZstdCompressor(level=LEVEL, dict_data=dictionary(), write_dict_id=False)
+
+    @cached_property
+    def reader(self) -> ZstdDecompressor:
+        return ZstdDecompressor()
+
+    @cached_property
+    def small_reader(self) -> ZstdDecompressor:
+        return ZstdDecompressor(dict_data=dictionary())
 
 
-_compressors = _Compressors()
+_tools = _Tools()
 _BY_DICTIONARY = ZSTD | DICTIONARY
 _FLAGS = frozenset(kind | how for kind in (0, PATCH, TAGGED, PATCH | TAGGED) for how in (0, ZSTD, _BY_DICTIONARY))
-_WHOLE = zstd.ZstdCompressor.FLUSH_FRAME
 
 
 class Frame(NamedTuple):
@@ -93,12 +98,12 @@ def _compressed(body: bytes, size: int) -> tuple[bytes, int]:
     """The shortest form of a body, and the flags for it."""
     forms = [(body, 0)]
     if size <= SMALL:
-        small = _compressors.small(body, _WHOLE)
+        small = _tools.small_writer.compress(body)
         if len(small) < FITTING * size:
             return small, _BY_DICTIONARY
         forms.append((small, _BY_DICTIONARY))
     if size >= WORTH_ALONE:
-        forms.append((_compressors.zstd(body, _WHOLE), ZSTD))
+        forms.append((_tools.writer.compress(body), ZSTD))
     return min(forms, key=lambda form: len(form[0]))
 
 
@@ -119,23 +124,24 @@ def unpack(frame: bytes) -> Frame:
 
 
 def _decompressed(frame: bytes, start: int, size: int) -> bytes | bytearray:
-    """What stands behind `start`; at most one byte more than `size`."""
-    reader = zstd.ZstdDecompressor(dictionary() if frame[1] & DICTIONARY else None)
+    """What stands behind `start`; never much more than `size`."""
+    reader = _tools.small_reader if frame[1] & DICTIONARY else _tools.reader
+    body = memoryview(frame)[start:]
     try:
-        out = reader.decompress(memoryview(frame)[start:], min(BIT, size + 1))
-        if size >= BIT:
-            out = bytearray(out)
-            while len(out) <= size and not (reader.eof or reader.needs_input):
-                out += reader.decompress(b"", min(BIT, size + 1 - len(out)))
-    except (zstd.ZstdError, EOFError) as exc:
-        raise Corrupt("a frame", "cannot be decompressed") from exc
-    if not reader.eof or reader.unused_data:
-        raise Corrupt("a frame", "is cut short, or longer than it says")
+        claimed = frame_content_size(body)  # so much room it would be given, unasked
+        if claimed not in {size, UNTOLD}:
+            raise Corrupt("a frame", f"holds {claimed:,} bytes instead of {size:,}")
+        if size < LARGE or claimed == UNTOLD or frame[1] & PATCH:
+            return reader.decompress(body, max_output_size=size, allow_extra_data=False)
+        out = bytearray(size + 1)  # for what may follow
+        del out[reader.stream_reader(body, read_across_frames=True).readinto(out) :]
+    except ZstdError as exc:
+        raise Corrupt("a frame", "cannot be decompressed, is cut short or longer than it says") from exc
     return out
 
 
 def chained(before: bytes, frame: bytes) -> bytes:
-    if len(frame) <= BIT:
+    if len(frame) <= LARGE:
         return sha256(before + frame).digest()
     chain = sha256(before)
     chain.update(frame)

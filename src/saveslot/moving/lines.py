@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 from collections.abc import AsyncIterator, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +20,7 @@ from tempfile import SpooledTemporaryFile
 from typing import IO, Any, cast
 
 import msgspec
+import zstandard
 
 from saveslot import codec, refs, transfer
 from saveslot.errors import InvalidInput, NotFound, SaveslotError
@@ -35,11 +35,6 @@ from saveslot.sealing import SealedStore
 from saveslot.slot import Draft, beginning
 from saveslot.stores import Store
 from saveslot.stores.chained import ChainedStore
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 MANIFEST, VERSION = "manifest.jsonl", 1
 # A file holds so many sessions, or so many bytes before they are compressed; so much is written again at most.
@@ -208,7 +203,7 @@ def parcel(text: str, namespace: str, new_id: str | None = None, *, keyring: cod
 
 
 def _lines(path: Path) -> Iterator[str]:
-    with cast("IO[bytes]", zstd.open(path) if path.suffix == ".zst" else path.open("rb")) as file:
+    with cast("IO[bytes]", zstandard.open(path, "rb") if path.suffix == ".zst" else path.open("rb")) as file:
         reader = io.BufferedReader(cast("Any", file), 1 << 20) if path.suffix == ".zst" else file
         while line := reader.readline(LONGEST):
             yield line.decode()
@@ -219,7 +214,7 @@ class _writing:  # noqa: N801  (reads as a verb)
 
     def __init__(self, path: Path, *, compress: bool) -> None:
         self._raw = path.open("wb")
-        self._file: IO[bytes] = cast("IO[bytes]", zstd.open(self._raw, "wb")) if compress else self._raw
+        self._file: IO[bytes] = cast("IO[bytes]", zstandard.open(self._raw, "wb")) if compress else self._raw
 
     def __enter__(self) -> IO[bytes]:
         return self._file
