@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -276,6 +278,39 @@ def test_a_small_frame_cannot_fill_the_memory(claimed: int, how: int) -> None:
     assert MAX_RAW < 300_000_000
 
 
+FORGED = """
+import resource
+from saveslot.codec.frame import BLOCK, MAX_RAW, VERSION, ZSTD, unpack, varint
+from saveslot.errors import Corrupt
+
+size = MAX_RAW // 2
+head, window = b"\\x28\\xb5\\x2f\\xfd", b"\\x88"  # as far back as zstd goes unasked: 128 MB
+repeated = (BLOCK << 3 | 2).to_bytes(3, "little") + b"a"  # a block of one byte, again and again
+whole = head + b"\\x80" + window + size.to_bytes(4, "little")
+bombs = [
+    head + b"\\xa0" + size.to_bytes(4, "little") + b"\\x0b\\0\\0a",  # one block cannot hold what it claims
+    whole + repeated * (size // BLOCK - 1),  # cut
+    whole + b"\\x08\\0\\0a",
+]
+unpack(bytes((VERSION, 0)) + varint(1) + b"a")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for bomb in bombs:
+    for flags in (ZSTD, ZSTD | 1):
+        try:
+            unpack(bytes((VERSION, flags)) + varint(size) + bomb)
+        except Corrupt:
+            continue
+        raise SystemExit(f"{bomb[:16]!r} was read")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_forged_length_takes_no_memory_though_zstd_says_the_same() -> None:
+    """Neither what a frame claims by both lengths, nor a window for it, is given room before its blocks are there."""
+    grown = subprocess.run([sys.executable, "-c", FORGED], check=True, capture_output=True, text=True)
+    assert int(grown.stdout) < 10_000  # KB
+
+
 def words(how: int) -> zstd.ZstdDict | None:
     return zstd.ZstdDict(dictionary().as_bytes()) if how & DICTIONARY else None
 
@@ -287,14 +322,33 @@ def test_a_compressed_body_is_exactly_one(text: bytes, how: int) -> None:
     body = msgspec.msgpack.encode({"a": b'"%s"' % text})
     good = zstd.compress(body, zstd_dict=words(how))
     compressor = zstd.ZstdCompressor(zstd_dict=words(how))
-    unended = compressor.compress(body, zstd.ZstdCompressor.FLUSH_BLOCK)  # all of it, but for the end
+    untold = compressor.compress(body, zstd.ZstdCompressor.FLUSH_BLOCK)  # all of it, but for the end
+    longer = untold + compressor.flush()
+    compressor = zstd.ZstdCompressor(zstd_dict=words(how))
+    compressor.set_pledged_input_size(len(body))
+    unended = compressor.compress(body, zstd.ZstdCompressor.FLUSH_BLOCK)
+    checked = zstd.compress(body, zstd_dict=words(how), options={zstd.CompressionParameter.checksum_flag: 1})
+    empty, skipped = zstd.compress(b""), (0x184D2A50).to_bytes(4, "little") + bytes(4)
     head = bytes((VERSION, how))
-    assert taken([head + varint(len(body)) + good]) is not None
+    for found in (good, checked):
+        assert taken([head + varint(len(body)) + found]) is not None
     for size, found in (
         (len(body), good[:-1]),
+        (len(body), untold),
+        (len(body), longer),
         (len(body), unended),
+        (len(body), unended + b"\1"),
+        (len(body), checked[:-1]),
+        (len(body), checked[:-4]),
+        (len(body), checked[:-1] + bytes((checked[-1] ^ 1,))),
         (len(body), good + b"\0"),
         (len(body), good + good),
+        (len(body), good + empty),
+        (len(body), good + empty[:4]),
+        (len(body), good + skipped),
+        (len(body), skipped + good),
+        (0, empty),
+        (0, empty + b"\0"),
         (len(body) - 1, good),
         (len(body) + 1, good),
         (len(body), b""),

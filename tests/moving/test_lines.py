@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.codec.another_zstd import zstd
 
 from saveslot import InvalidInput, SessionManager, Unavailable
 from saveslot.codec import Keyring
@@ -120,6 +121,32 @@ async def test_damage_is_told_and_the_rest_comes_in(fresh, tmp_path, monkeypatch
     report = await imported(other, folder)
     assert [problem.what for problem in report.problems] == [str(damaged), str(missing), f"{forged} line 1"]
     assert len(report.landed) == 23 - 12
+
+
+FORGED = {
+    "cut": (lambda file: file[: len(file) // 2], "ends after 0 of its 23 sessions"),
+    "empty": (lambda _: b"", "ends after 0 of its 23 sessions"),
+    "no zstd": (lambda _: b"no zstd at all", "cannot be read"),
+    "more behind it": (lambda file: file + b"more", "cannot be read"),
+    "no text": (lambda _: zstd.compress(b"\xff\n"), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("how", FORGED)
+async def test_a_compressed_file_that_is_none_is_told(fresh, tmp_path, how):
+    """Even one whose digest was made to match: what is missing is told, and no other error comes out."""
+    origin, other = await fresh("memory"), await fresh("memory")
+    await lived(origin)
+    folder = tmp_path / "out"
+    await exported(origin, folder, compress=True)
+    change, reason = FORGED[how]
+    file = folder / "sessions-00001.jsonl.zst"
+    file.write_bytes(change(file.read_bytes()))
+    told = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
+    told[1]["sha256"] = lines._digest(file)  # noqa: SLF001  (a forger knows how)
+    (folder / "manifest.jsonl").write_text("\n".join(map(json.dumps, told)))
+    report = await imported(other, folder)
+    assert [(problem.what, reason in problem.reason) for problem in report.problems] == [(str(file), True)]
 
 
 async def test_a_session_that_cannot_be_rebuilt_is_told_and_left_out(fresh, tmp_path):

@@ -15,7 +15,14 @@ from pathlib import Path
 from threading import local
 from typing import NamedTuple
 
-from zstandard import ZstdCompressionDict, ZstdCompressor, ZstdDecompressor, ZstdError, frame_content_size
+from zstandard import (
+    ZstdCompressionDict,
+    ZstdCompressor,
+    ZstdDecompressor,
+    ZstdError,
+    frame_content_size,
+    frame_header_size,
+)
 
 from saveslot.errors import Corrupt, TooLarge
 
@@ -36,8 +43,8 @@ WORDS = Path(__file__).with_name("small.zdict")
 WORDS_SHA256 = "2df519ef4a5bb824d431e721406ffbccaf79e88e0bafdfe70f5268e20f3b11d9"
 # A longer keyframe is decompressed to where its texts will stand and grow: new memory costs more than reading does.
 LARGE = 32 * 1024
-# What zstd says of a frame that does not tell its length.
-UNTOLD = -1
+# Of zstd's own frames: no block holds more; the flag of a checksum; the kind of block that is one byte, repeated.
+BLOCK, CHECKSUM, REPEATED = 128 * 1024, 4, 2
 # No frame holds more, whatever the limit for states: a forged length cannot fill the memory.
 MAX_RAW = 256 * 1024 * 1024
 
@@ -124,20 +131,39 @@ def unpack(frame: bytes) -> Frame:
 
 
 def _decompressed(frame: bytes, start: int, size: int) -> bytes | bytearray:
-    """What stands behind `start`; never much more than `size`."""
+    """What stands behind `start`: `size` bytes, or `Corrupt`. No room is made for what a frame cannot hold."""
     reader = _tools.small_reader if frame[1] & DICTIONARY else _tools.reader
     body = memoryview(frame)[start:]
     try:
-        claimed = frame_content_size(body)  # so much room it would be given, unasked
-        if claimed not in {size, UNTOLD}:
-            raise Corrupt("a frame", f"holds {claimed:,} bytes instead of {size:,}")
-        if size < LARGE or claimed == UNTOLD or frame[1] & PATCH:
-            return reader.decompress(body, max_output_size=size, allow_extra_data=False)
-        out = bytearray(size + 1)  # for what may follow
-        del out[reader.stream_reader(body, read_across_frames=True).readinto(out) :]
+        if not size or frame_content_size(body) != size:
+            raise Corrupt("a frame", f"does not hold {size:,} bytes as it says")
+        if size < LARGE:
+            return reader.decompress(body, allow_extra_data=False)
+        if size > BLOCK * _blocks(body):
+            raise Corrupt("a frame", "is cut short, or longer than it says")
+        if frame[1] & PATCH:
+            return reader.decompress(body)
+        out = bytearray(size)
+        came = reader.stream_reader(body).readinto(out)
     except ZstdError as exc:
         raise Corrupt("a frame", "cannot be decompressed, is cut short or longer than it says") from exc
+    del out[came:]
     return out
+
+
+def _blocks(body: memoryview) -> int:
+    """How many blocks a zstd frame has; 0 unless it ends where `body` does.
+
+    zstd itself does not say: its stream ends without a word where its input does, and keeps the window that a cut frame
+    asked for, whatever its size.
+    """
+    at, end = frame_header_size(body), len(body) - (4 if body[4] & CHECKSUM else 0)
+    last = count = 0
+    while not last and at < end:
+        head = int.from_bytes(body[at : at + 3], "little")
+        last, count = head & 1, count + 1
+        at += 3 + (1 if head & 6 == REPEATED else head >> 3)
+    return count if last and at == end else 0
 
 
 def chained(before: bytes, frame: bytes) -> bytes:

@@ -183,13 +183,18 @@ async def parcels(folder: Path, namespace: str, keyring: codec.Keyring | None = 
             if _digest(path) != line["sha256"]:
                 yield Problem(str(path), "does not match its digest; its sessions were left out")
                 continue
+            n = 0
             for n, text in enumerate(_lines(path), 1):
                 try:
                     yield parcel(text, namespace, keyring=keyring)
                 except SaveslotError as exc:
                     yield Problem(f"{path} line {n}", str(exc))
+            if n < line["sessions"]:
+                yield Problem(str(path), f"ends after {n:,} of its {line['sessions']:,} sessions")
         except OSError as exc:
             yield Problem(str(path), f"cannot be read ({exc.strerror})")
+        except (UnicodeDecodeError, zstandard.ZstdError) as exc:
+            yield Problem(str(path), f"cannot be read ({exc})")
 
 
 def parcel(text: str, namespace: str, new_id: str | None = None, *, keyring: codec.Keyring | None = None) -> Kept:
@@ -203,9 +208,9 @@ def parcel(text: str, namespace: str, new_id: str | None = None, *, keyring: cod
 
 
 def _lines(path: Path) -> Iterator[str]:
-    with cast("IO[bytes]", zstandard.open(path, "rb") if path.suffix == ".zst" else path.open("rb")) as file:
-        reader = io.BufferedReader(cast("Any", file), 1 << 20) if path.suffix == ".zst" else file
-        while line := reader.readline(LONGEST):
+    zipped = path.suffix == ".zst"
+    with io.BufferedReader(cast("Any", zstandard.open(path)), 1 << 20) if zipped else path.open("rb") as file:
+        while line := file.readline(LONGEST):
             yield line.decode()
 
 
@@ -220,11 +225,11 @@ class _writing:  # noqa: N801  (reads as a verb)
         return self._file
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not self._raw:
-            self._file.close()
-        self._raw.flush()
-        os.fsync(self._raw.fileno())
-        self._raw.close()
+        with self._raw:
+            if self._file is not self._raw:
+                self._file.close()
+            self._raw.flush()
+            os.fsync(self._raw.fileno())
 
 
 def _digest(path: Path) -> str:
