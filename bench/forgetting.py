@@ -24,8 +24,9 @@ import asyncpg
 import saveslot
 from saveslot import Retention, SessionManager, codec
 from saveslot.benchmark import message
+from saveslot.ids import fresh_key
 from saveslot.log import Entry, Group, Row
-from saveslot.model import Kind, fresh_key
+from saveslot.model import Kind
 from saveslot.stack import Postgres
 from saveslot.stores import open_store
 

@@ -127,6 +127,12 @@ def test_the_callers_dicts_are_never_changed_or_shared():
     data["inner"]["n"] = 2
     assert session.context == {"list": [1]}
     assert made.data == {"inner": {"n": 1}}
+    raw, listed = bytearray(b"a"), [made]
+    assert AgentSession(context={"raw": raw}).context == {"raw": b"a"}
+    holding = AgentSession(context={"raw": raw}, checkpoints=listed)
+    raw[0] = 0
+    holding.checkpoint("y")
+    assert (holding.context, listed) == ({"raw": b"a"}, [made])
     told = session.to_dict()
     told["context"]["list"].append(3)
     told["checkpoints"][0]["data"]["inner"]["n"] = 3
@@ -173,3 +179,34 @@ def test_a_dict_that_contains_itself_is_refused():
     loop["self"] = loop
     with pytest.raises(InvalidInput):
         AgentSession().checkpoint("x", loop)
+
+
+@pytest.mark.parametrize(
+    ("verb", "path"),
+    [
+        (lambda session, odd: session.checkpoint("x", {"a": [odd]}), "data.a[0]"),
+        (lambda session, odd: session.complete({"a": odd}), "data.result.a"),
+        (lambda session, odd: session.fail(odd), "data.error"),
+        (lambda session, odd: session.fail("x", {"a": odd}), "data.details.a"),
+    ],
+    ids=["checkpoint", "complete", "error", "details"],
+)
+def test_what_cannot_be_stored_is_refused_when_it_is_staged(verb, path):
+    """With its path, where its author stands; and the verb has not happened."""
+    for odd in (float("nan"), ValueError("x"), {1: 2}):
+        session = AgentSession()
+        with pytest.raises(InvalidInput) as caught:
+            verb(session, odd)
+        assert caught.value.path.startswith(path)
+        assert (session.state, session.checkpoints, session.staged) == (SessionState.ACTIVE, [], [])
+
+
+def test_a_verb_that_is_refused_has_not_happened():
+    """A result that contains itself does not end a session."""
+    loop: dict = {}
+    loop["self"] = loop
+    session = AgentSession()
+    for verb in (session.complete, lambda loop: session.fail("x", loop)):
+        with pytest.raises(InvalidInput):
+            verb(loop)
+    assert (session.state, session.staged) == (SessionState.ACTIVE, [])

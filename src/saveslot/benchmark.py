@@ -23,8 +23,8 @@ from typing import Any
 
 import msgspec
 
+from saveslot.ids import fresh_id
 from saveslot.manager import SessionManager
-from saveslot.model import fresh_id
 from saveslot.stores import Store, open_store
 
 Message = dict[str, str]

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from saveslot import codec, refs, transfer
 from saveslot.errors import InvalidInput, NotFound
+from saveslot.ids import fresh_key
 from saveslot.lifecycle import follow
 from saveslot.log import Entry, Head, Row, micros
 from saveslot.model import (
@@ -29,7 +30,6 @@ from saveslot.model import (
     as_data,
     as_name,
     as_time,
-    fresh_key,
     now,
 )
 from saveslot.opening import encryption_keys
@@ -52,7 +52,7 @@ class CheckpointManager:
     """Named checkpoints of one session, thinned by a rule. It may be shared by threads.
 
     Writing follows what this manager has seen: `Conflict` when someone else wrote to the session meanwhile; whatever
-    reads (`get_all()`) takes that in.
+    reads (`get_all()`) takes that in, and so does the next write.
     """
 
     def __init__(

@@ -177,7 +177,10 @@ class Held:
         patch: Sequence[Mapping[str, Any]] | None = None,
         metadata: Data | None = None,
     ) -> Checkpoint:
-        """Save a named checkpoint; durable when this returns. Give the whole state, what to append, or a patch."""
+        """Save a named checkpoint; durable when this returns. Give the whole state, what to append, or a patch.
+
+        Without any of them the state is `{}`.
+        """
         save = Save(name, data, metadata, append, patch).checked()
         slot = self._slot
         state = slot.ready
@@ -187,8 +190,7 @@ class Held:
                 return await self._saved(state, save)
             finally:
                 slot.lock.give()
-        with save.left_behind():
-            return await self._checkpoint(save)
+        return await self._checkpoint(save.kept(slot.limit))
 
     @settled
     async def _checkpoint(self, save: Save) -> Checkpoint:

@@ -26,6 +26,7 @@ from saveslot.model import (
     Owner,
     Seen,
     as_name,
+    born,
     now,
 )
 from saveslot.slot import ABOUT, Draft, Slot
@@ -226,7 +227,7 @@ class Lookup:
             session, texts = DamagedSession(exc, **known, labels=row.labels), dict[str, bytes]()
         else:
             session, texts = AgentSession(**known, **told), {part: codec.encode(told[part], part)[0] for part in ABOUT}
-        session.seen = Seen(row.key, last.seq, last.append_id, texts)
+        session.seen = Seen(row.key, last.seq, last.append_id, texts, session.state, born(session))
         session.locked = isinstance(row.locked, KeyMissing)
         session.owner = None if row.lease is None else Owner(row.worker, row.left / 1_000_000)
         return session

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
@@ -22,11 +23,13 @@ from saveslot.errors import (
     SaveslotError,
 )
 from saveslot.garbage import SessionCollector
+from saveslot.ids import fresh_id, fresh_key
 from saveslot.keeper import Chores, Keeper
 from saveslot.lifecycle import FAILED, TRANSITIONS, SessionState, follow
 from saveslot.log import Entry, Group, Head, Outcome, Place, Query, Row, Verdict, micros, moment
 from saveslot.lookup import Overtaken, unknown, with_a_fresh_head
 from saveslot.model import (
+    BORN,
     DATA_KINDS,
     SHOWN_KINDS,
     VERBS,
@@ -40,9 +43,10 @@ from saveslot.model import (
     as_data,
     as_labels,
     as_name,
-    fresh_id,
-    fresh_key,
+    born,
+    folded,
     now,
+    stand,
 )
 from saveslot.recent import MAX_AGE, Level
 from saveslot.retention import DEFAULT, OWN, Retention, Rules
@@ -208,7 +212,7 @@ class SessionManager(SessionCollector):
         made = [entry for entry in draft.group.entries if entry.kind in SHOWN_KINDS]
         made = shown(made, draft.group.entries, session.session_id)
         session.checkpoints = [draft.landed(entry, SessionCheckpoint) for entry in made]
-        session.seen = _seen(slot, None)
+        session.seen = _seen(slot, session)
         known = self._slots.get(session.session_id)
         if known is None or known.key != slot.key:  # else somebody wrote behind it before its answer came
             self._slots.add(slot)
@@ -221,6 +225,7 @@ class SessionManager(SessionCollector):
         async with self._turn(session.session_id) as slot:
             await self._settle(slot, session)
             seen = await self._check_seen(session, slot)
+            _check_set(session, seen)
             staged = list(session.staged)
             if slot.at.lease is not None and any(item.kind in OWNERS_ALONE for item in staged):
                 await self._check_free(slot)
@@ -237,6 +242,7 @@ class SessionManager(SessionCollector):
             draft.author = session
             # How long ago each was staged, as 0 or less: two clocks may differ, but not over a span.
             ages = [min(0, micros(item.checkpoint.timestamp) - micros(now())) for item in staged]
+            ages = list(accumulate(ages, max))  # none is shown as older than the one before it
             if changed:
                 draft.about(about, at=ages[0] if ages else 0)
             for item, at in zip(staged, ages, strict=True):
@@ -278,8 +284,9 @@ class SessionManager(SessionCollector):
             setattr(session, part, _merged(before, getattr(session, part), getattr(fresh, part)))
         session.agent_type, session.user_id = fresh.agent_type, fresh.user_id
         session.created_at, session.last_heartbeat = fresh.created_at, fresh.last_heartbeat
-        session.seen, session.state = fresh.seen, _folded(session, fresh.state)
+        session.seen = fresh.seen
         session.checkpoints = stored + [item.checkpoint for item in session.staged]
+        stand(session, fresh.state)
         return session
 
     async def _met(self, session: AgentSession) -> Head:
@@ -426,8 +433,8 @@ class SessionManager(SessionCollector):
     ) -> Checkpoint:
         """Save a named checkpoint; durable when this returns. Give the whole state, what to append, or a patch.
 
-        With a session value it follows what that value has seen; with an id, what this manager has: `Conflict` when
-        someone else wrote meanwhile.
+        Without any of them the state is `{}`. With a session value it follows what that value has seen, with an id what
+        this manager wrote last, or else the newest entry: `Conflict` when someone else wrote meanwhile.
         """
         save = Save(name, data, metadata, append, patch).checked()
         value, session_id = _named(session)
@@ -446,8 +453,7 @@ class SessionManager(SessionCollector):
                 pass
             finally:
                 slot.lock.give()
-        with save.left_behind():
-            return await self._checkpoint(value, session_id, save)
+        return await self._checkpoint(value, session_id, save.kept(self._limit))
 
     @settled
     @with_a_fresh_head
@@ -498,7 +504,7 @@ class SessionManager(SessionCollector):
             made = await self.get_checkpoint(session_id, draft.at.seq)
             if session is not None and not _current(session, slot):
                 _show(session, slot, made)
-                session.state = _folded(session, draft.at.state)
+                stand(session, draft.at.state)
             return made
 
     @settled
@@ -663,11 +669,24 @@ def _about(session: AgentSession) -> Data:
     }
 
 
-def _seen(slot: Slot, before: Seen | None) -> Seen:
-    texts = dict.fromkeys(ABOUT, b"{}") if before is None else before.about
+def _check_set(session: AgentSession, seen: Seen) -> None:
+    """What was set on a session value and will not be stored is refused, not dropped."""
+    for part, mine, stored in zip(BORN, born(session), seen.born, strict=True):
+        if mine != stored:
+            raise InvalidInput(part, f"was {stored!s} when the session was created, and stays so; create another one")
+    if session.state != (folded(seen.state, session.staged) or seen.state):
+        raise InvalidInput("state", f"was set to {session.state}; use pause, resume, complete, fail or recover")
+    last = session.checkpoints[-1 - len(session.staged) :]
+    if any(not made.id and all(made is not item.checkpoint for item in session.staged) for made in last):
+        raise InvalidInput("checkpoints", "one was added to the list; use checkpoint(name, data)")
+
+
+def _seen(slot: Slot, session: AgentSession) -> Seen:
+    texts = dict.fromkeys(ABOUT, b"{}") if session.seen is None else session.seen.about
     if slot.at.about is not None:
         texts = texts | {part: bytes(text) for part, text in slot.at.about.texts.items()}
-    return Seen(slot.key, slot.at.seq, slot.at.append_id or b"", texts)
+    kept = born(session) if session.seen is None else session.seen.born
+    return Seen(slot.key, slot.at.seq, slot.at.append_id or b"", texts, slot.at.state, kept)
 
 
 def _current(session: AgentSession, slot: Slot) -> bool:
@@ -689,7 +708,7 @@ def _made(session: AgentSession | None, slot: Slot, draft: Draft) -> Checkpoint:
 
 def _show(session: AgentSession, slot: Slot, made: Checkpoint) -> None:
     """The session value has seen what was just stored; what is staged stays behind it."""
-    session.seen = _seen(slot, session.seen)
+    session.seen = _seen(slot, session)
     session.checkpoints.insert(len(session.checkpoints) - len(session.staged), made)
 
 
@@ -709,7 +728,8 @@ def _took(session: AgentSession, slot: Slot, draft: Draft, verdict: Verdict) -> 
     for entry in landed.values():
         if entry.kind is Kind.CHECKPOINT:
             _show(session, slot, draft.landed(entry, Checkpoint))
-    session.seen = _seen(slot, session.seen)
+    session.seen = _seen(slot, session)
+    stand(session, session.seen.state)
     if verdict.heartbeat:
         session.last_heartbeat = moment(verdict.heartbeat)
 
@@ -725,14 +745,3 @@ def _merged(before: Data, mine: Data, theirs: Data) -> Data:
         elif key not in before or before[key] != mine[key]:
             merged[key] = mine[key]
     return merged
-
-
-def _folded(session: AgentSession, state: SessionState) -> SessionState:
-    """The state with what is staged on top; as stored when that is no longer allowed, and the update will say so."""
-    after = state
-    for item in session.staged:
-        try:
-            after = follow(after, VERBS[item.kind])
-        except InvalidTransition:
-            return state
-    return after

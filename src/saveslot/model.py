@@ -6,58 +6,30 @@ dict is ever shared or changed. `log.py` holds what the stores keep.
 
 from __future__ import annotations
 
-import os
 import re
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from typing import Any, Self, cast
-from uuid import UUID
 
-from saveslot.errors import Corrupt, InvalidInput, NotFound
-from saveslot.lifecycle import COMPLETED, FAILED, SessionState, follow
+from saveslot.codec.text import encode
+from saveslot.errors import Corrupt, InvalidInput, InvalidTransition, NotFound
+from saveslot.ids import drawn, fresh_id
+from saveslot.lifecycle import ACTIVE, COMPLETED, FAILED, SessionState, follow
 
 Data = dict[str, Any]
+
+# How large a state may be is the manager's to say.
+ANY_SIZE = 1 << 40
 
 
 def now() -> datetime:
     return datetime.now(UTC)
 
 
-def fresh_key() -> bytes:
-    """A UUIDv7: 48 bits of milliseconds, then randomness; keys made later sort later."""
-    tail = bytearray(os.urandom(10))
-    tail[0] = 0x70 | (tail[0] & 0x0F)
-    tail[2] = 0x80 | (tail[2] & 0x3F)
-    return (time.time_ns() // 1_000_000).to_bytes(6, "big") + bytes(tail)
-
-
-# Random numbers drawn in advance: the system takes longer to give one than it takes to hash a kilobyte.
-_drawn: list[int] = []
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_drawn.clear)
-
-
-def drawn() -> bytes:
-    """16 random bytes, for ids and nonces. The last eight are mixed with the clock, so that a machine which was copied
-    while it ran does not draw what its copy draws.
-    """
-    while True:
-        try:
-            return (_drawn.pop() ^ time.time_ns()).to_bytes(16)
-        except IndexError:
-            more = os.urandom(16 * 256)
-            _drawn.extend([int.from_bytes(more[at : at + 16]) for at in range(0, len(more), 16)])
-
-
-def fresh_id() -> str:
-    return str(UUID(bytes=fresh_key()))
-
-
 def copied(value: Any, path: str = "data") -> Any:
-    """The same JSON value in new containers (tuples become lists, as they will when read back)."""
+    """The same value in new containers (a tuple becomes a list, a bytearray bytes, as they will when read back)."""
     try:
         return _copied(value)
     except RecursionError:
@@ -69,7 +41,7 @@ def _copied(value: Any) -> Any:
         return {key: _copied(item) for key, item in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list | tuple):
         return [_copied(item) for item in cast("list[Any]", value)]
-    return value
+    return bytes(value) if isinstance(value, bytearray) else value
 
 
 def as_data(value: Any, path: str) -> Data:
@@ -286,14 +258,20 @@ class Staged:
     append_id: bytes = field(default_factory=drawn)
 
 
+# What a session is created with, and keeps.
+BORN = ("agent_type", "user_id", "created_at")
+
+
 @dataclass(slots=True)
 class Seen:
-    """The last entry that the holder of a session value has seen, and what its dicts held then (as stored text)."""
+    """The last entry that the holder of a session value has seen, and what was stored then."""
 
     key: bytes
     seq: int
     append_id: bytes
-    about: dict[str, bytes]
+    about: dict[str, bytes]  # the texts of its dicts
+    state: SessionState
+    born: tuple[object, ...]  # the values of BORN
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +312,7 @@ class AgentSession:
         self.context = as_data(self.context, "context")
         self.metadata = as_data(self.metadata, "metadata")
         self.labels = as_labels(self.labels)
+        self.checkpoints = list(self.checkpoints)
 
     def checkpoint(self, name: str, data: Data | None = None) -> SessionCheckpoint:
         """Stage a named checkpoint of the agent's data."""
@@ -346,33 +325,49 @@ class AgentSession:
 
     def pause(self) -> None:
         """From active to paused."""
-        before = self.state
-        self.state = follow(before, "pause")
-        self._stage(Kind.PAUSED, "session_paused", {"previous_state": before.value})
+        after = follow(self.state, "pause")
+        self._stage(Kind.PAUSED, "session_paused", {"previous_state": self.state.value})
+        self.state = after
 
     def resume(self) -> None:
         """From paused to active; nothing happens to an active one."""
         if follow(self.state, "resume") == self.state:
             return
-        self.state = SessionState.ACTIVE
         self.heartbeat()
         self._stage(Kind.RESUMED, "session_resumed", {})
+        self.state = ACTIVE
 
     def complete(self, result: Any = None) -> None:
         """The end, for good: only a fork goes on from here."""
-        self.state = follow(self.state, "complete")
+        after = follow(self.state, "complete")
         self._stage(Kind.COMPLETED, "session_completed", {"result": {} if result is None else result})
+        self.state = after
 
     def fail(self, error: str, error_details: Data | None = None) -> None:
         """The end, until someone recovers it or rolls it back."""
-        self.state = follow(self.state, "fail")
+        after = follow(self.state, "fail")
         self._stage(Kind.FAILED, "session_failed", {"error": error, "details": error_details or {}})
+        self.state = after
 
     def recover(self) -> None:
-        """Take a failed session up again, on purpose."""
-        self.state = follow(self.state, "recover")
+        """Take a failed session up again, on purpose; what was staged before it was found failed comes behind that."""
+        after = follow(self.state, "recover")
+        first = self.seen is not None and folded(self.seen.state, self.staged) is None
         self.heartbeat()
         self._stage(Kind.RECOVERED, "session_recovered", {})
+        if first:
+            self.staged.insert(0, self.staged.pop())
+            self.checkpoints.insert(len(self.checkpoints) - len(self.staged), self.checkpoints.pop())
+            after = folded(FAILED, self.staged) or after
+        self.state = after
+
+    def unstage(self) -> list[SessionCheckpoint]:
+        """Take back what is staged, oldest first, as if it had not been asked for. Its dicts stay as you left them."""
+        back, self.staged = [item.checkpoint for item in self.staged], []
+        _hide(self, back)
+        if self.seen is not None:
+            self.state = self.seen.state
+        return back
 
     def get_last_checkpoint(self, name: str | None = None) -> SessionCheckpoint | None:
         return next((c for c in reversed(self.checkpoints) if name is None or c.name == name), None)
@@ -419,9 +414,35 @@ class AgentSession:
 
     def _stage(self, kind: Kind, name: str, data: Data | None) -> SessionCheckpoint:
         made = SessionCheckpoint(name, data=data)
+        encode(made.data, "data", ANY_SIZE)  # who stages what cannot be stored is told here, not by the update
         self.checkpoints.append(made)
         self.staged.append(Staged(kind, made))
         return made
+
+
+def born(session: AgentSession) -> tuple[object, ...]:
+    return tuple(getattr(session, part) for part in BORN)
+
+
+def stand(session: AgentSession, stored: SessionState) -> None:
+    """Let it stand on what is stored in that state, with what is staged on top; as stored if that may not follow."""
+    if stored is not FAILED and session.staged and session.staged[0].kind is Kind.RECOVERED:
+        _hide(session, [session.staged.pop(0).checkpoint])  # someone else did that
+    session.state = folded(stored, session.staged) or stored
+
+
+def _hide(session: AgentSession, gone: list[SessionCheckpoint]) -> None:
+    session.checkpoints = [made for made in session.checkpoints if all(made is not one for one in gone)]
+
+
+def folded(state: SessionState, staged: Iterable[Staged]) -> SessionState | None:
+    """The state that these lead to, or None if they may not follow it."""
+    try:
+        for item in staged:
+            state = follow(state, VERBS[item.kind])
+    except InvalidTransition:
+        return None
+    return state
 
 
 class DamagedSession(AgentSession):

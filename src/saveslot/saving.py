@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -12,7 +10,7 @@ import msgspec
 from saveslot import codec, difference
 from saveslot.errors import InvalidInput
 from saveslot.log import Entry
-from saveslot.model import DATA_KINDS, Data, as_name, copied
+from saveslot.model import DATA_KINDS, Data, as_name
 from saveslot.slot import Draft, Slot
 
 
@@ -23,16 +21,12 @@ class Save(msgspec.Struct):
     append: Mapping[str, Sequence[Any]] | None
     patch: Sequence[Mapping[str, Any]] | None
 
-    @contextmanager
-    def left_behind(self) -> Generator[None]:
-        """Around a write that goes on when its caller leaves: who left may change what it handed over."""
-        try:
-            yield
-        except asyncio.CancelledError:
-            with suppress(InvalidInput):  # what cannot be copied cannot be saved either, and that is told there
-                self.data, self.metadata = copied(self.data), copied(self.metadata)
-                self.append, self.patch = copied(self.append), copied(self.patch)
-            raise
+    def kept(self, limit: int) -> Self:
+        """In our own hands: while the write waits, others may change what they handed over."""
+        for part in ("data", "metadata", "append", "patch"):
+            text, tagged = codec.encode(getattr(self, part), part, limit)
+            setattr(self, part, codec.decode(text, tagged=tagged))
+        return self
 
     def checked(self) -> Self:
         as_name(self.name, "name")

@@ -17,9 +17,10 @@ from msgspec.structs import replace
 from saveslot import codec
 from saveslot.codec.frame import PATCH
 from saveslot.errors import Conflict, Corrupt, HistoryLost, LeaseLost, NotFound, SaveslotError
+from saveslot.ids import drawn
 from saveslot.lifecycle import SessionState
 from saveslot.log import Entry, Group, Head, Outcome, Row, Verdict, Worker
-from saveslot.model import DATA_KINDS, Data, Kind, as_data, drawn
+from saveslot.model import DATA_KINDS, Data, Kind, as_data
 from saveslot.settling import CALLER, Caller
 from saveslot.stores import Store
 from saveslot.timeline import C, Range, Timeline, merged, needed, note_of
@@ -409,7 +410,7 @@ def refusal(session_id: str, verdict: Verdict, seen: int, mine: int | None = Non
             head = verdict.head
             came = "" if head is None else f": the newest is entry {head.seq} ({head.name})"
             return Conflict(
-                f"session {session_id}: someone wrote after entry {seen}, the last that you have seen{came}; "
+                f"session {session_id}: someone wrote after entry {seen}, on which this would build{came}; "
                 "nothing was stored; read the session again (refresh or get_session), then decide anew",
                 seen=seen,
                 head=0 if head is None else head.seq,

@@ -398,6 +398,94 @@ async def test_a_value_of_a_deleted_session_stays_with_it(sessions, others):
     assert (read.context, [c.name for c in read.checkpoints]) == ({}, ["session_created", "fresh"])
 
 
+@pytest.fixture
+async def swept(sessions, others, session, clock) -> saveslot.AgentSession:
+    """A value with work staged, of a session that was swept meanwhile; refreshed since."""
+    session.checkpoint("work", {"n": 1})
+    clock.pass_hours(49)
+    assert await others.cleanup_stale_sessions() == 1
+    with pytest.raises(Conflict):
+        await sessions.update_session(session)
+    await sessions.refresh(session)
+    assert session.state is SessionState.FAILED
+    with pytest.raises(InvalidTransition, match="recover"):
+        await sessions.update_session(session)
+    return session
+
+
+async def test_what_was_staged_on_a_swept_session_lands_once_it_is_recovered(sessions, others, swept):
+    """The recovery comes first, and no entry is shown as older than the one before it."""
+    swept.recover()
+    assert (swept.state, [c.name for c in swept.checkpoints][-2:]) == (
+        SessionState.ACTIVE,
+        ["session_recovered", "work"],
+    )
+    await sessions.update_session(swept)
+    history = await others.history(swept.session_id)
+    assert [c.name for c in history][-3:] == ["session_failed", "session_recovered", "work"]
+    assert [c.id for c in swept.checkpoints] == [c.id for c in history]
+    assert [c.timestamp for c in history] == sorted(c.timestamp for c in history)
+    read = await others.get_session(swept.session_id)
+    assert (read.state, swept.state, swept.staged) == (SessionState.ACTIVE, SessionState.ACTIVE, [])
+    assert await others.get_data(swept.session_id) == {"n": 1}
+
+
+@pytest.mark.parametrize("how", ["rollback", "by another"])
+async def test_who_wants_to_recover_a_session_that_is_recovered_goes_on(sessions, others, swept, how):
+    """A rollback of one's own or another's recovery did it already: the rest that was staged lands."""
+    swept.recover()
+    if how == "rollback":
+        await sessions.rollback(swept, 1)
+    else:
+        theirs = await others.get_session(swept.session_id)
+        theirs.recover()
+        await others.update_session(theirs)
+        with pytest.raises(Conflict):
+            await sessions.update_session(swept)
+        await sessions.refresh(swept)
+    await sessions.update_session(swept)
+    names = [c.name for c in await others.history(swept.session_id)]
+    assert names[-1] == "work"
+    assert names.count("session_recovered") == (how == "by another")
+
+
+async def test_what_is_staged_can_be_taken_back(sessions, others, session):
+    """As if it had not been asked for; what was changed in a dict stays, and is stored by the next update."""
+    session.context["topic"] = "decimals"
+    session.checkpoint("a", {})
+    session.complete()
+    assert [c.name for c in session.unstage()] == ["a", "session_completed"]
+    assert (session.state, [c.name for c in session.checkpoints]) == (SessionState.ACTIVE, ["session_created"])
+    await sessions.update_session(session)
+    assert await others.get_session(session.session_id) == session
+    assert (session.context, len(session.checkpoints)) == ({"topic": "decimals"}, 1)
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("user_id", lambda session: setattr(session, "user_id", "ben")),
+        ("agent_type", lambda session: setattr(session, "agent_type", "grader")),
+        ("created_at", lambda session: setattr(session, "created_at", datetime(2026, 1, 2, tzinfo=UTC))),
+        ("state", lambda session: setattr(session, "state", SessionState.COMPLETED)),
+        ("checkpoints", lambda session: session.checkpoints.append(saveslot.SessionCheckpoint("mine"))),
+        ("checkpoints", lambda session: session.checkpoints.insert(-1, saveslot.SessionCheckpoint("mine"))),
+    ],
+)
+async def test_what_an_update_would_not_store_is_refused_by_name(sessions, others, session, part, change):
+    """Nobody believes that it is saved; nothing is stored, and put right it goes on."""
+    session.checkpoint("a", {})
+    before = await others.get_session(session.session_id)
+    change(session)
+    with pytest.raises(InvalidInput) as caught:
+        await sessions.update_session(session)
+    assert caught.value.path == part
+    assert await others.get_session(session.session_id) == before
+    await sessions.refresh(session)
+    await sessions.update_session(session)
+    assert [c.name for c in await others.history(session.session_id)] == ["session_created", "a"]
+
+
 async def test_a_refresh_that_fails_changes_nothing(sessions, others, session, stores, monkeypatch):
     """After a refresh that raised the value is as it was: its update still says Conflict."""
     await others.checkpoint(session.session_id, "theirs", {"n": 1})

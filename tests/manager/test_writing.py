@@ -369,6 +369,21 @@ async def test_a_call_repeated_after_its_cancellation_is_told_the_first_answer(s
     assert await manager.delete_session("new") is False
 
 
+@pytest.mark.parametrize("given", ["data", "append", "patch", "metadata"])
+async def test_what_is_handed_over_is_stored_as_it_was_then(sessions, fresh, session, given):
+    """Also where the session has to be read first, and what was handed over is changed meanwhile."""
+    await sessions.checkpoint(session.session_id, "a", {"list": [1]})
+    item = {"n": 1}
+    handed = {"data": {"list": [item]}, "append": {"list": [item]}, "metadata": {"list": [item]}}
+    patch = [{"op": "add", "path": "/list/-", "value": item}]
+    told = {given: patch if given == "patch" else handed[given]}
+    late = asyncio.create_task(fresh().checkpoint(session.session_id, "b", **told))
+    await asyncio.sleep(0)
+    item["n"] = 2
+    made = await late
+    assert (made.metadata if given == "metadata" else made.data)["list"][-1] == {"n": 1}
+
+
 async def test_callers_at_the_same_time_are_not_taken_for_one(sessions, session):
     """Of two that append the same at once, one of them cancelled, the other's is stored all the same."""
     sid = session.session_id

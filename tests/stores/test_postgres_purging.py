@@ -9,8 +9,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import asyncpg
 import pytest
 
+from saveslot.ids import fresh_key
 from saveslot.log import Group, Verdict, Worker
-from saveslot.model import Kind, fresh_key
+from saveslot.model import Kind
 from saveslot.stack import Postgres
 from saveslot.stores import Store
 from saveslot.stores.postgres import PostgresStore

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from saveslot.codec.frame import KEYED, SEAL, SEALED, VERSION, seal
 from saveslot.errors import Corrupt, InvalidInput, KeyMissing, WrongKey
-from saveslot.model import drawn
+from saveslot.ids import drawn
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

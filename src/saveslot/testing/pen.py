@@ -8,8 +8,9 @@ from itertools import count
 from os import urandom
 from typing import Any
 
+from saveslot.ids import fresh_key
 from saveslot.log import Entry, Group, Row, Worker
-from saveslot.model import Kind, fresh_key
+from saveslot.model import Kind
 
 SECOND = 1_000_000
 

@@ -8,8 +8,9 @@ from os import urandom
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
+from saveslot.ids import fresh_id
 from saveslot.log import Entry, Group, Head, Outcome, Query, Verdict, Worker
-from saveslot.model import Kind, fresh_id
+from saveslot.model import Kind
 from saveslot.stores import Store
 from saveslot.testing.pen import SECOND, Clock, Pen
 

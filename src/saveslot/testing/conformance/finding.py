@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from saveslot.ids import fresh_key
 from saveslot.log import Query, Row
-from saveslot.model import Kind, fresh_key
+from saveslot.model import Kind
 from saveslot.testing.conformance.desk import Desk, Suite, on_a_desk
 from saveslot.testing.pen import SECOND, Pen
 

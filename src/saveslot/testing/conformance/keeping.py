@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from saveslot.errors import InvalidInput, Unavailable
+from saveslot.ids import fresh_key
 from saveslot.log import Query, Verdict
-from saveslot.model import fresh_key
 from saveslot.testing.conformance.desk import ALREADY, MISSING, PATIENCE, Desk, Suite, on_a_desk
 
 

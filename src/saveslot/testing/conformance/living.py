@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from saveslot.model import Kind, fresh_key
+from saveslot.ids import fresh_key
+from saveslot.model import Kind
 from saveslot.testing.conformance.desk import ALREADY, APPENDED, CONFLICT, MISSING, Desk, Suite, on_a_desk, spots
 from saveslot.testing.pen import SECOND, Pen
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from saveslot.ids import fresh_key
 from saveslot.log import Group, Query, Row, Worker
-from saveslot.model import Kind, fresh_key
+from saveslot.model import Kind
 from saveslot.stores import Store
 from saveslot.testing.conformance.desk import (
     ALREADY,
