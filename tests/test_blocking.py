@@ -155,6 +155,8 @@ def test_errors_are_the_same():
         blocking.open("nonsense")
     with pytest.raises(NotFound):
         next(sessions.watch("x"))
+    with sessions.hold(sessions.create_session("t").session_id) as held, pytest.raises(InvalidInput, match="fn"):
+        held.step("s", 5)
     sessions.close()
 
 

@@ -271,7 +271,8 @@ def test_numbers_are_kept_where_they_are_free(make, url):
         "", "nonsense", "{}", "3", '{"id": 1}', "[1]", "[{}]", '[{"name": ""}]', '[{"name": 3}]', "[null]",
         '[{"name": "a", "timestamp": "soon"}]', '[{"name": "a", "data": [1]}]', '[{"name": "a", "data": {"x": NaN}}]',
         '[{"name": "a", "data": {"x": 1, "x": 2}}]', '[{"name": "a", "metadata": 3}]', '[{"name": "a\\u0000"}]',
-        "[" * 5000 + "]" * 5000,
+        "[" * 5000 + "]" * 5000, '[{"name": "a", "data": {"x": {"$saveslot": ["nope", 1]}}}]',
+        '[{"name": "a", "data": {"x": "\\ud800"}}]', '[{"name": "a", "data": {"x": "\ud800"}}]', b"[]", None,
     ],
 )  # fmt: skip
 def test_a_bad_import_changes_nothing(make, url, bad):
@@ -279,8 +280,8 @@ def test_a_bad_import_changes_nothing(make, url, bad):
     manager = make(url=url)
     manager.create("a")
     good = '[{"name": "good"}, '
-    for text in (bad, good + bad[1:] if bad.startswith("[{") else bad):
-        with pytest.raises(InvalidInput):
+    for text in (bad, good + bad[1:] if isinstance(bad, str) and bad.startswith("[{") else bad):
+        with pytest.raises(InvalidInput, match=r"^import"):
             manager.import_checkpoints(text)
     assert manager.import_checkpoints("[]") == 0
     assert ids(manager) == ["s:1"]
@@ -300,8 +301,12 @@ def test_an_import_keeps_to_the_maximum(make, url):
     [
         ({"session_id": ""}, "session_id"),
         ({"max_checkpoints": 0}, "max_checkpoints"),
+        ({"max_checkpoints": "5"}, "max_checkpoints"),
         ({"compress_after": -1}, "compress_after"),
+        ({"compress_after": True}, "compress_after"),
         ({"url": "nonsense"}, "url"),
+        ({"url": ""}, "url"),
+        ({"url": 5}, "url"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, path):

@@ -147,6 +147,7 @@ def test_checkpoints_come_back_equal_from_their_dicts():
     assert SessionCheckpoint.from_dict(plain.to_dict()) == plain
     full = Checkpoint("s:3", "a", data={"n": 1}, metadata={"by": "me"})
     assert set(full.to_dict()) == {"id", "name", "timestamp", "data", "metadata"}
+    assert Checkpoint.from_dict(full.to_dict()) == full
     assert full.seq == 3
 
 
@@ -164,6 +165,9 @@ def test_checkpoints_come_back_equal_from_their_dicts():
         (lambda: AgentSession.from_dict({}), "session.session_id"),
         (lambda: AgentSession.from_dict({"session_id": "s", "created_at": "yesterday"}), "session.created_at"),
         (lambda: AgentSession.from_dict([]), "session"),
+        (lambda: Checkpoint.from_dict({"name": "x"}), "checkpoint.id"),
+        (lambda: Checkpoint("x", "x").seq, "checkpoint.id"),
+        (lambda: Checkpoint("s:²", "x").seq, "checkpoint.id"),
     ],
 )
 def test_bad_values_are_refused_by_name(make, path):

@@ -78,13 +78,32 @@ async def test_opening_works_both_ways(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "url", ["", "nonsense", "mysql://x", "sqlite://host/x.db", "sqlite:///", "sqlite:///x?mode=ro"]
+    "url",
+    ["", "nonsense", "mysql://x", "sqlite://host/x.db", "sqlite:///", "sqlite:///x?mode=ro", "sqlite:///a%00b.db"],
 )
 async def test_a_url_that_names_no_store_is_refused(url, monkeypatch):
-    """A wrong URL raises InvalidInput that says which forms there are."""
-    monkeypatch.setenv("SAVESLOT_URL", "mysql://x")
+    """A wrong URL raises InvalidInput that says which forms there are; an empty one is not taken for none."""
+    monkeypatch.setenv("SAVESLOT_URL", "memory:")
     with pytest.raises(InvalidInput, match="sqlite:///"):
         await saveslot.open(url)
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ({"url": 5}, "url"),
+        ({"url": "sqlite:///a\0b.db"}, "url"),
+        ({"url": "memory:", "hot": 5}, "hot"),
+        ({"url": "memory:", "namespace": 5}, "namespace"),
+        ({"url": "memory:", "max_state_bytes": "x"}, "max_state_bytes"),
+        ({"url": "memory:", "max_state_bytes": -1}, "max_state_bytes"),
+    ],
+)
+async def test_opening_refuses_what_makes_no_sense(given, path):
+    """InvalidInput names the argument."""
+    with pytest.raises(InvalidInput) as told:
+        await saveslot.open(**given)
+    assert told.value.path == path
 
 
 async def test_a_closed_manager_says_so(tmp_path):

@@ -130,6 +130,12 @@ def test_the_command_says_the_same_in_one_line(places, capsys):
     assert "did you mean 'url'?" in capsys.readouterr().err
 
 
+def test_an_empty_store_is_not_taken_for_the_default(capsys):
+    """A variable that a script forgot to set must not send sessions to the user's own file. Exit 2."""
+    assert main(["--store", "", "ls"]) == 2
+    assert "url: must not be empty; leave it out" in capsys.readouterr().err
+
+
 async def test_open_uses_the_settings(places):
     """The same store and namespace for Python as for the command; an argument wins."""
     (places / "saveslot.toml").write_text('url = "sqlite:///agents.db"\nnamespace = "staging"')

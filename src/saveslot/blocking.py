@@ -23,7 +23,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
 from saveslot import held, keeper, manager, opening
 from saveslot.model import AgentSession, Data
 from saveslot.portal import Part, Resident
-from saveslot.steps import Mode, OnUnknown
+from saveslot.steps import Mode, OnUnknown, check_function
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -150,6 +150,7 @@ class Held:
         retry: bool = False,
     ) -> Any:
         """As `saveslot.Held.step`; `fn` is called in the caller's thread."""
+        check_function(fn)
         run = self.begin_step(name, args, key=key, mode=mode, on_unknown=on_unknown, retry=retry)
         try:
             if not run.done:

@@ -27,8 +27,11 @@ from saveslot.model import (
     Checkpoint,
     Data,
     Kind,
+    SessionCheckpoint,
+    as_count,
     as_data,
     as_name,
+    as_text,
     as_time,
     now,
 )
@@ -65,19 +68,15 @@ class CheckpointManager:
         encryption_key: codec.Keys | None = None,
     ) -> None:
         self.session_id = as_name(session_id, "session_id")
-        if max_checkpoints < 1:
-            raise InvalidInput("max_checkpoints", "must be 1 or more")
-        if compress_after < 0:
-            raise InvalidInput("compress_after", "must not be negative")
-        self.max_checkpoints = max_checkpoints
-        self.compress_after = compress_after
+        self.max_checkpoints = as_count(max_checkpoints, "max_checkpoints", 1)
+        self.compress_after = as_count(compress_after, "compress_after")
         self._rule = Retention.parity(max_checkpoints, compress_after)
         self._limit = Retention(max_checkpoints=max_checkpoints)  # what only adds to a history does not compress it
         self._lock = threading.Lock()
         self._callback: Callable[[Checkpoint], object] | None = None
         self._log = (
             _Memory(session_id)
-            if url.partition(":")[0] == "memory"
+            if as_text(url, "url").partition(":")[0] == "memory"
             else _Stored(session_id, url, encryption_keys(encryption_key))
         )
 
@@ -410,24 +409,24 @@ def _repeats(entry: Entry, before: Entry) -> bool:
     return same and note_of(entry, entry.name) == note_of(before, before.name)
 
 
-def _parsed(text: str) -> list[Checkpoint]:
+def _parsed(text: str) -> list[SessionCheckpoint]:
     transfer.read_json(text)  # checks what decoding takes without a word
-    found = codec.decode(text.encode(), tagged=True)
+    found = transfer.values(text)
     if not isinstance(found, list):
         raise InvalidInput("import", "is not a list of checkpoints")
-    items: list[Checkpoint] = []
+    items: list[SessionCheckpoint] = []  # an id is not needed
     for n, told in enumerate(cast("list[Any]", found)):
         try:
-            items.append(Checkpoint.from_dict(told))
+            items.append(SessionCheckpoint.from_dict(told))
         except InvalidInput as exc:
             raise InvalidInput(f"import[{n}].{exc.path}", exc.reason) from None
     return items
 
 
-def _numbered(items: Sequence[Checkpoint], head: int) -> list[tuple[int, Checkpoint]]:
+def _numbered(items: Sequence[SessionCheckpoint], head: int) -> list[tuple[int, SessionCheckpoint]]:
     """Each with its number in a log that ends at `head`, in the order of the numbers."""
-    kept: dict[int, Checkpoint] = {}
-    others: list[Checkpoint] = []
+    kept: dict[int, SessionCheckpoint] = {}
+    others: list[SessionCheckpoint] = []
     for item in items:
         found = refs.elsewhere(item.id)
         seq = 0 if found is None else found[1]

@@ -76,7 +76,8 @@ class InvalidTransition(SaveslotError):
     code = "invalid_transition"
 
     def __init__(self, verb: str, source: str, target: str, hint: str) -> None:
-        super().__init__(f"cannot {verb} a {source} session ({source} → {target}): {hint}")
+        article = "an" if source.startswith("a") else "a"
+        super().__init__(f"cannot {verb} {article} {source} session ({source} → {target}): {hint}")
         self.source = source
         self.target = target
 

@@ -11,11 +11,10 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 from saveslot.errors import InvalidInput
 from saveslot.lifecycle import COMPLETED, FAILED, SessionState
-from saveslot.log import MICROSECOND, Place, Query, Row, order
+from saveslot.log import Place, Query, Row, as_age, order
 from saveslot.model import Data, as_state
 from saveslot.thinning import SessionThinner
 
@@ -97,16 +96,15 @@ class SessionCollector(SessionThinner):
     def _wanted(
         self, older_than: timedelta | None, states: Collection[SessionState | str], grace: timedelta
     ) -> list[Query]:
-        _check("older_than", older_than)
-        _check("grace", grace)
+        deleted_for = as_age(grace, "grace")
+        ended_for = None if older_than is None else as_age(older_than, "older_than")
         chosen = {as_state(state) for state in ([states] if isinstance(states, str) else states)}
         if chosen - {COMPLETED, FAILED}:
             hint = "end the others first (cleanup_stale_sessions fails those without a sign of life)"
             raise InvalidInput("states", f"only completed and failed sessions are garbage; {hint}")
-        queries = [Query(namespace=self.namespace, deleted_for=grace // MICROSECOND)]
-        if older_than is not None:
-            age = older_than // MICROSECOND
-            queries += [Query(namespace=self.namespace, state=s.value, ended_for=age) for s in sorted(chosen)]
+        queries = [Query(namespace=self.namespace, deleted_for=deleted_for)]
+        if ended_for is not None:
+            queries += [Query(namespace=self.namespace, state=s.value, ended_for=ended_for) for s in sorted(chosen)]
         return queries
 
     async def _collected(self, rows: list[Row], *, ended: bool) -> list[Row]:
@@ -140,8 +138,3 @@ def _parts(rows: list[Row]) -> Iterator[list[Row]]:
         part.append(row)
     if part:
         yield part
-
-
-def _check(name: str, value: Any) -> None:
-    if value is not None and (not isinstance(value, timedelta) or value < timedelta(0)):
-        raise InvalidInput(name, f"must be a timedelta of 0 or more, not {value!r}")

@@ -335,6 +335,7 @@ class Held:
         and `on_unknown` says what to do with one that started and never ended: fail, skip (None), retry, or a function
         of the `Step` whose result counts as the step's.
         """
+        steps.check_function(fn)
         run = await self.begin_step(name, args, key=key, mode=mode, on_unknown=on_unknown, retry=retry)
         try:
             if not run.done:

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from saveslot.errors import Conflict, InvalidInput, LeaseHeld, LeaseLost, SaveslotError
+from saveslot.errors import Conflict, LeaseHeld, LeaseLost, SaveslotError
 from saveslot.held import Held
 from saveslot.lifecycle import SessionState, follow
 from saveslot.lifeline import Lifeline, checked, jittered
 from saveslot.log import Head, Outcome, Query
-from saveslot.model import AgentSession, Data, Kind, as_name
+from saveslot.model import AgentSession, Data, Kind, as_count, as_label, as_name
 from saveslot.reading import SessionReader
 from saveslot.sealing import SealedStore
 from saveslot.slot import Draft, Point, Slot, refusal
@@ -24,6 +24,8 @@ R = TypeVar("R")
 
 # Sessions that are taken in one transaction.
 CLAIM_BATCH = 500
+# An empty session takes 41 bytes: a lower limit would refuse every one.
+LEAST_STATE = 64
 # How often who waits for a session looks again, in seconds.
 LOOK = 0.1
 
@@ -36,7 +38,7 @@ class SessionHolder(SessionReader):
     ) -> None:
         super().__init__(store, namespace)
         self.running: set[asyncio.Future[Any]] = set()
-        self._limit = limit
+        self._limit = as_count(limit, "max_state_bytes", LEAST_STATE)
         self._timing = checked(worker_beat, worker_ttl, max_block)
         self._lifeline: Lifeline | None = None
         self._starting = asyncio.Lock()
@@ -60,8 +62,8 @@ class SessionHolder(SessionReader):
 
         Enter each: `async with held`. Those never entered are orphans again when this manager is closed.
         """
-        if limit < 1:
-            raise InvalidInput("limit", "must be 1 or more")
+        limit = as_count(limit, "limit", 1)
+        agent_type = None if agent_type is None else as_label(agent_type, "agent_type")
         lifeline = await self._alive()
         orphans = Query(
             namespace=self.namespace,

@@ -16,8 +16,9 @@ from saveslot.errors import InvalidInput, SaveslotError
 from saveslot.held import Held
 from saveslot.holding import SessionHolder
 from saveslot.lifeline import jittered
+from saveslot.log import as_age
 from saveslot.loops import stopped
-from saveslot.model import Data
+from saveslot.model import Data, as_count, as_label
 from saveslot.stores import Tended
 
 LOG = logging.getLogger("saveslot")
@@ -87,8 +88,11 @@ class Keeper:
             raise InvalidInput("keeper", "give it something to do: takeover, stale_after, thin, gc or gc_after")
         if tidy_every <= 0:
             raise InvalidInput("tidy_every", "must be more than 0 s")
-        if limit < 1:
-            raise InvalidInput("limit", "must be 1 or more")
+        limit = as_count(limit, "limit", 1)
+        agent_type = None if agent_type is None else as_label(agent_type, "agent_type")
+        for name, age in (("stale_after", stale_after), ("gc_after", gc_after)):
+            if age is not None:
+                as_age(age, name)
         await self.stop()
         self._next_sweep = 0.0
         gc = gc or gc_after is not None

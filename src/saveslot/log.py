@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -25,6 +26,17 @@ def micros(at: datetime) -> int:
 
 def moment(at: int) -> datetime:
     return EPOCH + timedelta(0, 0, at)
+
+
+# Longer ago than any time that can be stored, and every database can still subtract it.
+LONGEST = 1 << 60
+
+
+def as_age(value: Any, path: str) -> int:
+    """A span of time in microseconds."""
+    if not isinstance(value, timedelta) or value < timedelta(0):
+        raise InvalidInput(path, f"must be a timedelta of 0 or more, not {value!r}")
+    return min(value // MICROSECOND, LONGEST)
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -199,12 +211,19 @@ def order(query: Query) -> tuple[str, bool]:
     return "created_at", True
 
 
+# Digits of a number that every database takes.
+LONGEST_NUMBER = 18
+
+
 def feed_number(cursor: str) -> int:
     """Where a cursor points in a feed that numbers its entries."""
-    try:
-        return int(cursor)
-    except ValueError:
-        raise InvalidInput("after", f"{cursor!r} is no cursor; hand back one that an event carried") from None
+    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > LONGEST_NUMBER:
+        raise foreign_cursor(cursor)
+    return int(cursor)
+
+
+def foreign_cursor(cursor: str) -> InvalidInput:
+    return InvalidInput("after", f"{cursor!r} is no cursor; hand back one that an event carried")
 
 
 def judged(group: Group, here: bytes | None, before: bytes | None, row: Row | None, *, deleted: bool) -> Outcome:

@@ -246,6 +246,10 @@ class Lookup:
         )
 
 
+def anew(session_id: str) -> NotFound:
+    return NotFound(f"session {session_id} was deleted and created anew; read the new one (get_session)")
+
+
 def unknown(session_id: str, namespace: str) -> NotFound:
     return NotFound(f"no session {session_id} in namespace {namespace}; find() and `saveslot ls` list what is there")
 

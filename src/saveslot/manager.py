@@ -19,15 +19,14 @@ from saveslot.errors import (
     Corrupt,
     InvalidInput,
     InvalidTransition,
-    NotFound,
     SaveslotError,
 )
 from saveslot.garbage import SessionCollector
 from saveslot.ids import fresh_id, fresh_key
 from saveslot.keeper import Chores, Keeper
 from saveslot.lifecycle import FAILED, TRANSITIONS, SessionState, follow
-from saveslot.log import Entry, Group, Head, Outcome, Place, Query, Row, Verdict, micros, moment
-from saveslot.lookup import Overtaken, unknown, with_a_fresh_head
+from saveslot.log import Entry, Group, Head, Outcome, Place, Query, Row, Verdict, as_age, micros, moment
+from saveslot.lookup import Overtaken, anew, unknown, with_a_fresh_head
 from saveslot.model import (
     BORN,
     DATA_KINDS,
@@ -49,7 +48,7 @@ from saveslot.model import (
     stand,
 )
 from saveslot.recent import MAX_AGE, Level
-from saveslot.retention import DEFAULT, OWN, Retention, Rules
+from saveslot.retention import DEFAULT, OWN, Retention, Rules, as_rule
 from saveslot.saving import Save, drafted
 from saveslot.sealing import SealedStore
 from saveslot.settling import settled
@@ -169,7 +168,7 @@ class SessionManager(SessionCollector):
 
         `retention` is its own rule, kept with it; None: that of its agent type or of the manager.
         """
-        own: Data = {} if retention is None else {OWN: retention.to_dict()}
+        own: Data = {} if retention is None else {OWN: as_rule(retention).to_dict()}
         session = AgentSession(
             session_id=fresh_id() if session_id is None else session_id,
             agent_type=agent_type,
@@ -222,7 +221,7 @@ class SessionManager(SessionCollector):
     @with_a_fresh_head
     async def update_session(self, session: AgentSession) -> AgentSession:
         """Append what was staged and what changed in context, metadata and labels, in one durable step."""
-        async with self._turn(session.session_id) as slot:
+        async with self._turn(_value(session).session_id) as slot:
             await self._settle(slot, session)
             seen = await self._check_seen(session, slot)
             _check_set(session, seen)
@@ -269,7 +268,7 @@ class SessionManager(SessionCollector):
 
     async def refresh(self, session: AgentSession) -> AgentSession:
         """Take in what others wrote, in place. What was staged stays staged, and so do your changes to its dicts."""
-        head = await self._met(session)
+        head = await self._met(_value(session))
         fresh = self._lookup.session(head)
         stored = await self._checkpoints(head, None)
         seen, base = 0, dict[str, bytes]()
@@ -301,7 +300,7 @@ class SessionManager(SessionCollector):
                 head = await self._lookup.existing(session.session_id)
                 self._slots.forget(slot)
         if session.seen is not None and session.seen.key != head.row.key:
-            raise NotFound(f"session {session.session_id} was deleted and created anew; read the new one (get_session)")
+            raise anew(session.session_id)
         return head
 
     @settled
@@ -345,9 +344,7 @@ class SessionManager(SessionCollector):
 
     async def cleanup_stale_sessions(self, max_age: timedelta = timedelta(hours=48)) -> int:
         """Fail the active sessions that gave no sign of life for so long, by the store's clock; how many there were."""
-        if not isinstance(max_age, timedelta) or max_age < timedelta(0):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidInput("max_age", f"must be a timedelta of 0 or more, not {max_age!r}")
-        silence = max(1, max_age // timedelta(microseconds=1))
+        silence = max(1, as_age(max_age, "max_age"))
         query = Query(namespace=self.namespace, state=SessionState.ACTIVE.value, stale_for=silence)
         failed = 0
         drafts, after = await self._stale(query, None)
@@ -631,7 +628,7 @@ class SessionManager(SessionCollector):
             head = await self._lookup.head(session.session_id)
             if head is None or head.row.key != seen.key:
                 self._slots.forget(slot)
-                raise unknown(session.session_id, self.namespace)
+                raise unknown(session.session_id, self.namespace) if head is None else anew(session.session_id)
             if head.last.append_id != seen.append_id:
                 if not await self._lookup.overtaken(head, seen.seq, seen.append_id):
                     raise self._overtaken(slot, head, seen.seq)
@@ -652,6 +649,12 @@ def _named(session: AgentSession | str) -> tuple[AgentSession | None, str]:
     if isinstance(session, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         return None, session  # whoever looks for it in the store looks at it first
     return None, as_name(session, "session_id")
+
+
+def _value(session: Any) -> AgentSession:
+    if not isinstance(session, AgentSession):
+        raise InvalidInput("session", f"must be a session as get_session gives it, not {type(session).__name__}")
+    return session
 
 
 def _asked(group: Group) -> object:

@@ -73,6 +73,9 @@ MAX_NAME = 200
 _ODD = r"\x00-\x1f\x7f\ud800-\udfff"
 _UNFIT = re.compile(f"[{_ODD}]")
 _FIT = re.compile(f"[^{_ODD}]{{1,{MAX_NAME}}}").fullmatch
+_UNASKABLE = re.compile(r"[\x00\ud800-\udfff]")
+# No store holds as many of anything, and every database takes it, also ten times as much.
+MOST = 1 << 48
 
 
 def as_name(value: Any, path: str) -> str:
@@ -92,6 +95,24 @@ def as_name(value: Any, path: str) -> str:
 def as_label(value: Any, path: str) -> str:
     """Like a name, but it may be empty: an agent type or a user id need not be set."""
     return "" if value == "" else as_name(value, path)
+
+
+def as_text(value: Any, path: str) -> str:
+    """Any text that every database can be asked for."""
+    if not isinstance(value, str):
+        raise InvalidInput(path, f"must be text, not {type(value).__name__}")
+    if (found := _UNASKABLE.search(value)) is not None:
+        raise InvalidInput(path, f"must not contain the character {found[0]!a}")
+    return value
+
+
+def as_count(value: Any, path: str, least: int = 0) -> int:
+    """A whole number of `least` or more; beyond `MOST` that one, which means all."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidInput(path, f"must be a whole number, not {type(value).__name__}")
+    if value < least:
+        raise InvalidInput(path, f"must be {least} or more")
+    return min(value, MOST)
 
 
 class SessionCheckpoint:
@@ -182,7 +203,14 @@ class Checkpoint(SessionCheckpoint):
 
     @property
     def seq(self) -> int:
-        return int(self.id.rpartition(":")[2])
+        number = self.id.rpartition(":")[2]
+        if not (number.isascii() and number.isdigit()):
+            raise InvalidInput("checkpoint.id", f"{self.id!r} has no number; an id is <session_id>:<seq>")
+        return int(number)
+
+    @classmethod
+    def from_dict(cls, told: Data) -> Self:
+        return super().from_dict(_fields(told, "checkpoint", "id"))
 
     def to_dict(self) -> Data:
         return {

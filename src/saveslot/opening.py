@@ -8,6 +8,7 @@ from typing import Any
 from saveslot import codec, settings
 from saveslot.errors import InvalidInput
 from saveslot.manager import SessionManager
+from saveslot.model import as_text
 from saveslot.retention import DEFAULT, Rules
 from saveslot.settings import Setting
 from saveslot.stores import open_store
@@ -84,7 +85,12 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
 
 def located(url: str | None = None, hot: str | None = None, namespace: str | None = None) -> dict[str, Setting]:
     """Which store and namespace these arguments lead to, and who said so."""
-    found = settings.resolve(url=url or None, hot=hot, namespace=namespace)
+    if url is not None and not as_text(url, "url"):
+        hint = "leave it out for SAVESLOT_URL, saveslot.toml or the default file, or name one: sqlite:///file.db"
+        raise InvalidInput("url", f"must not be empty; {hint}")
+    if hot is not None:
+        as_text(hot, "hot")
+    found = settings.resolve(url=url, hot=hot, namespace=namespace)
     if "url" not in found:
         found["url"] = Setting(default_url(), "default")
     found.setdefault("namespace", Setting("default", "default"))

@@ -12,7 +12,7 @@ from saveslot import analysis, difference, glance, refs, transfer
 from saveslot.auditing import Audit, nothing, trail
 from saveslot.codec.parcel import Parcel
 from saveslot.erasing import of_session
-from saveslot.errors import Corrupt, InvalidInput
+from saveslot.errors import Corrupt
 from saveslot.lifecycle import SessionState
 from saveslot.log import Counts, Entry, Event, Head, Query, Sample, micros
 from saveslot.lookup import Lookup, Overtaken, with_a_fresh_head
@@ -24,8 +24,12 @@ from saveslot.model import (
     Data,
     Kind,
     SessionCheckpoint,
+    as_count,
+    as_label,
+    as_labels,
     as_name,
     as_state,
+    as_text,
     as_time,
 )
 from saveslot.recent import MAX_AGE, Level, Recent
@@ -75,6 +79,8 @@ class SessionReader:
 
         `level="cached"`: as it was at most `max_age` seconds ago.
         """
+        if history is not None and history != "all":
+            history = as_count(history, "history")
         [head] = await self._recent.at(level, max_age).heads([(self.namespace, as_name(id, "session_id"))])
         if head is None:
             return None
@@ -130,14 +136,14 @@ class SessionReader:
         `level="cached"`: as it was at most `max_age` seconds ago.
         """
         query = self._query(agent_type, user_id, state, labels, created_after, created_before, text, prefix, orphaned)
-        if limit < 1:
-            raise InvalidInput("limit", "must be 1 or more")
+        limit = as_count(limit, "limit", 1)
         store = self._recent.at(level, max_age)
-        rows = await store.find(query, refs.place(after), limit)
+        rows = await store.find(query, refs.place(after), limit + 1)  # one more, to know whether this page is the last
+        more, rows = len(rows) > limit, rows[:limit]
         heads = await store.heads([row.key for row in rows])
         found = [head for head in heads if head is not None and _still(head, query)]
         page = Page(self._lookup.session(head, locked=True) for head in found)
-        page.next = refs.cursor((rows[-1].created_at, rows[-1].key)) if len(rows) == limit else None
+        page.next = refs.cursor((rows[-1].created_at, rows[-1].key)) if more else None
         return page
 
     async def count(
@@ -183,8 +189,7 @@ class SessionReader:
         entries each on average. `between` two names: the time from each of the first to the next of the other, in
         seconds. `bucket`: the piece of time that `rate` counts in. `failures` of the newest 1,000 that failed.
         """
-        if sample < 1:
-            raise InvalidInput("sample", "must be 1 or more")
+        sample = as_count(sample, "sample", 1)
         query = self._query(agent_type, user_id, state, labels, created_after, created_before, text, None, False)  # noqa: FBT003
         counts = await self._store.count(query, sample)
         found = counts.sample or Sample(0)
@@ -215,8 +220,8 @@ class SessionReader:
 
         `since` is exclusive, `until` inclusive, `limit` keeps the newest; `all` shows every entry of the log.
         """
-        if limit is not None and limit < 0:
-            raise InvalidInput("limit", "must not be negative")
+        limit = None if limit is None else as_count(limit, "limit")
+        name = None if name is None else as_text(name, "name")
         first = -1 if since is None else micros(as_time(since, "since"))
         last = 1 << 62 if until is None else micros(as_time(until, "until"))
         head = await self._lookup.existing(id)
@@ -265,8 +270,7 @@ class SessionReader:
 
         `limit` keeps the newest; `all` shows every entry of the log.
         """
-        if limit is not None and limit < 0:
-            raise InvalidInput("limit", "must not be negative")
+        limit = None if limit is None else as_count(limit, "limit")
         head = await self._lookup.existing(id)
         if all:
             entries = await self._store.entries(head.row.key, newest=limit, frames=False)
@@ -375,6 +379,7 @@ class SessionReader:
         key: bytes | None = None
         seq = 0
         cursor = after if isinstance(after, str) else None
+        after = after if after is None or isinstance(after, str) else as_count(after, "after")
         if id is not None:
             head = await self._lookup.existing(id)
             key = head.row.key
@@ -417,14 +422,14 @@ class SessionReader:
     ) -> Query:
         return Query(
             namespace=self.namespace,
-            agent_type=agent_type,
-            user_id=user_id,
+            agent_type=None if agent_type is None else as_label(agent_type, "agent_type"),
+            user_id=None if user_id is None else as_label(user_id, "user_id"),
             state=None if state is None else as_state(state).value,
-            labels=labels or {},
+            labels=as_labels(labels),
             created_after=None if created_after is None else micros(as_time(created_after, "created_after")),
             created_before=None if created_before is None else micros(as_time(created_before, "created_before")),
-            text=text,
-            prefix=prefix,
+            text=None if text is None else as_text(text, "text"),
+            prefix=None if prefix is None else as_text(prefix, "prefix"),
             orphan_for=0 if orphaned else None,
         )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from saveslot.errors import InvalidInput
 from saveslot.log import Place
+from saveslot.model import as_text
 
 
 class Latest(NamedTuple):
@@ -45,7 +47,7 @@ def parse(ref: str | int, session_id: str) -> Parsed:
         return Latest(_number(back))
     if not ref:
         raise InvalidInput("ref", "must not be empty; use a name, a number, latest or ~2")
-    return Named(ref)
+    return Named(as_text(ref, "ref"))
 
 
 def elsewhere(ref: str | int) -> tuple[str, int] | None:
@@ -58,6 +60,10 @@ def _number(digits: str) -> int:
     return int(digits) if len(digits) < len(str(BEYOND)) else BEYOND
 
 
+# Microseconds, before 1970 negative ones, and a session's key: 5e2b1f0a3c4d5.0198…
+_CURSOR = re.compile(r"(-?[0-9a-f]{1,15})\.([0-9a-f]{32})")
+
+
 def cursor(place: Place) -> str:
     at, key = place
     return f"{at:x}.{key.hex()}"
@@ -66,8 +72,7 @@ def cursor(place: Place) -> str:
 def place(text: str | None) -> Place | None:
     if text is None:
         return None
-    at, _, key = text.partition(".")
-    try:
-        return int(at, 16), bytes.fromhex(key)
-    except ValueError:
-        raise InvalidInput("after", f"{text!r} is not a cursor; take `next` of the page before") from None
+    found = _CURSOR.fullmatch(text) if isinstance(text, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    if found is None:
+        raise InvalidInput("after", f"{text!r} is not a cursor; take `next` of the page before")
+    return int(found[1], 16), bytes.fromhex(found[2])

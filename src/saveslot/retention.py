@@ -136,6 +136,12 @@ DEFAULT = Retention.parity(after_end=timedelta(days=30))
 Rules = Retention | Mapping[str, Retention | None] | None
 
 
+def as_rule(value: Any) -> Retention:
+    if not isinstance(value, Retention):
+        raise InvalidInput("retention", f"must be a Retention, not {type(value).__name__}")
+    return value
+
+
 def checked(rules: Any) -> Mapping[str, Retention]:
     """A manager's rules by agent type; None, also as one of them, keeps all."""
     if rules is None or isinstance(rules, Retention):

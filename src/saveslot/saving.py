@@ -30,6 +30,8 @@ class Save(msgspec.Struct):
 
     def checked(self) -> Self:
         as_name(self.name, "name")
+        if self.append is not None and not isinstance(self.append, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidInput("append", f"must be a dict of lists, not {type(self.append).__name__}")
         if self.data is None and (self.append is None or self.patch is None):
             return self
         if self.append is not None or self.patch is not None:

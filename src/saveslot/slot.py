@@ -398,7 +398,7 @@ def refusal(session_id: str, verdict: Verdict, seen: int, mine: int | None = Non
     """The error that a verdict stands for, to someone who holds the session under the fence `mine`, or to another."""
     match verdict.outcome:
         case Outcome.MISSING:
-            return NotFound(f"session {session_id} was deleted; create it again to start anew")
+            return NotFound(f"session {session_id} was deleted; create it again, or read the new one (get_session)")
         case Outcome.FENCED if mine is not None and not _only_ended(verdict.head, mine):
             return LeaseLost(f"session {session_id} was taken over by another worker; stop working on it")
         case Outcome.LOST:

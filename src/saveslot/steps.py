@@ -86,6 +86,11 @@ def checked(name: str, key: str | None, mode: str, on_unknown: object) -> None:
         raise InvalidInput("on_unknown", f"{on_unknown!r} is not one of {', '.join(ANSWERS)}, and no function")
 
 
+def check_function(fn: Any) -> None:
+    if not callable(fn):
+        raise InvalidInput("fn", f"must be a function, not {type(fn).__name__}; its arguments come behind it")
+
+
 def unknown(step: Step) -> StepUnknown:
     return StepUnknown(
         f"step {_told(step)} started at {step.at} and nobody knows whether it ended; find out, then say what to do "

@@ -23,9 +23,9 @@ from saveslot.errors import Conflict, InvalidInput, LeaseHeld, LeaseLost, NotFou
 from saveslot.held import Held
 from saveslot.holding import SessionHolder
 from saveslot.lifecycle import COMPLETED, FAILED, SessionState
-from saveslot.log import MICROSECOND, Entry, Head, Place, Query, micros
+from saveslot.log import MICROSECOND, Entry, Head, Place, Query, as_age, micros
 from saveslot.model import DATA_KINDS, HIDING_KINDS, KEEPING_KINDS, Checkpoint, Kind, as_name, now
-from saveslot.retention import Retention, Rules, checked, pins, rule_of
+from saveslot.retention import Retention, Rules, as_rule, checked, pins, rule_of
 from saveslot.sealing import SealedStore
 from saveslot.settling import settled
 from saveslot.slot import Draft
@@ -114,14 +114,15 @@ class SessionThinner(SessionHolder):
         What is dropped is out of sight at once; its bytes are given back by a call at least `grace` later, or by the
         keeper. While another process holds the session: `LeaseHeld`. `dry_run` only tells.
         """
-        session_id = as_name(id, "session_id")
+        session_id, age = as_name(id, "session_id"), as_age(grace, "grace")
+        rule = None if retention is None else as_rule(retention)
         read = Headers(b"", "", 0, [])
         drops: list[int] = []
 
         async def mark(head: Head, draft: Draft) -> bool:
             nonlocal read, drops
             read = await self._headers(head)
-            drops = read.drops(retention or self._rule(head))
+            drops = read.drops(rule or self._rule(head))
             if not drops or dry_run:
                 return False
             draft.mark((seq, seq) for seq in drops)
@@ -129,7 +130,7 @@ class SessionThinner(SessionHolder):
             return True
 
         await self._keep(session_id, mark)
-        return Thinned(len(drops)) + (Thinned() if dry_run else await self._emptied(read, grace))
+        return Thinned(len(drops)) + (Thinned() if dry_run else await self._emptied(read, age))
 
     async def pin(self, id: str, ref: str | int = "latest") -> Checkpoint:
         """Keep a checkpoint whatever retention says, until `unpin`.
@@ -216,9 +217,9 @@ class SessionThinner(SessionHolder):
 
     # Emptying
 
-    async def _emptied(self, read: Headers, grace: timedelta) -> Thinned:
+    async def _emptied(self, read: Headers, grace: int) -> Thinned:
         """Empty the frames of what was hidden so long ago, but for those that others are rebuilt from."""
-        victims, marks = read.victims(grace // MICROSECOND)
+        victims, marks = read.victims(grace)
         emptied = 0
         for part in (victims, marks):
             for start in range(0, len(part), EMPTY_BATCH):
@@ -235,6 +236,7 @@ class SessionThinner(SessionHolder):
         What another process holds is not marked until it is let go; a session whose own rule is none is left alone.
         """
         done = Thinned()
+        as_age(grace, "grace")  # the loop passes over what is refused there: a session's own rule that is none
         for state in SessionState:
             after: Place | None = None
             while rows := await self._store.find(Query(namespace=self.namespace, state=state.value), after, LOOK):
@@ -249,19 +251,19 @@ class SessionThinner(SessionHolder):
         return done
 
     async def _thin_one(self, head: Head, grace: timedelta) -> Thinned:
-        last, rule, done = head.last, self._rule(head), Thinned()
+        last, rule, done, age = head.last, self._rule(head), Thinned(), as_age(grace, "grace")
         due = not rule.keeps_all and last.seq > rule.least and await self._over(head, rule.after_end)
         hides = last.kind in HIDING_KINDS
         try:
             if due:
                 done = await self.thin(head.row.session_id, grace=grace)
             elif hides:
-                done = await self._emptied(await self._headers(head), grace)
+                done = await self._emptied(await self._headers(head), age)
         except (LeaseHeld, Conflict):  # in other hands, or its holder has not seen the newest entry: the next time
-            return await self._emptied(await self._headers(head), grace)
+            return await self._emptied(await self._headers(head), age)
         except (LeaseLost, NotFound):
             return done
-        waits = hides and last.at > head.row.now - grace // MICROSECOND
+        waits = hides and last.at > head.row.now - age
         settled = rule.keeps_all or last.seq <= rule.least or (due and rule.max_age is None)
         if settled and not waits and not any(done):
             self._idle[head.row.key] = last.append_id

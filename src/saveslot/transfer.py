@@ -112,10 +112,22 @@ def read_json(text: str) -> Any:
     """What the text says, where JSON leaves no doubt: a key twice in one object or a NaN is no import."""
     import json  # takes 2 ms, and only an import needs it
 
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidInput("import", f"must be the text of an export, not {type(text).__name__}")
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:
         raise InvalidInput("import", f"is not JSON ({exc})") from None
+
+
+def values(text: str) -> Any:
+    """The same once more, with the values that JSON does not know."""
+    try:
+        return codec.decode(text.encode(), tagged=True)
+    except Corrupt as exc:
+        raise InvalidInput("import", f"holds a value that {exc.reason}") from None
+    except UnicodeEncodeError as exc:
+        raise InvalidInput("import", f"holds half of a surrogate pair ({text[exc.start]!a})") from None
 
 
 def parsed(text: str, keyring: codec.Keyring | None = None) -> tuple[AgentSession, list[Data]]:
@@ -130,10 +142,7 @@ def parsed(text: str, keyring: codec.Keyring | None = None) -> tuple[AgentSessio
         )
     if "sealed" in told:
         return parsed(parcel.opened(told["sealed"], told.get("parts"), keyring))
-    try:
-        told = cast("Data", codec.decode(text.encode(), tagged=True))
-    except (Corrupt, UnicodeEncodeError) as exc:
-        raise InvalidInput("import", f"holds a value that no export has ({exc})") from None
+    told = cast("Data", values(text))
     session = AgentSession.from_dict({**as_data(told.get("session"), "import.session")})
     entries = told.get("entries")
     if not isinstance(entries, list) or not entries:
@@ -163,9 +172,7 @@ def fill(draft: Draft, entries: Sequence[Data]) -> Iterator[None]:
 
 
 def _fill_one(draft: Draft, told: Data, seq: int, state: Data | None) -> Data | None:
-    kind = Kind[str(told["kind"]).upper()]
-    if kind in UNHEARD:
-        raise InvalidInput("kind", f"{told['kind']!r} is in no export")
+    kind = _kind(told["kind"])
     if told["seq"] != seq or (kind is Kind.CREATED and seq > 1):
         raise InvalidInput(
             "seq", f"must be {seq}, and only the first entry `created`; found {told['seq']!r} {kind.name}"
@@ -198,6 +205,13 @@ def _fill_one(draft: Draft, told: Data, seq: int, state: Data | None) -> Data | 
         if kind in TAKING_KINDS:  # it was taken by somebody elsewhere; here nobody holds it
             draft.raise_fence()
     return state
+
+
+def _kind(told: Any) -> Kind:
+    kind = Kind.__members__.get(str(told).upper())
+    if kind is None or kind in UNHEARD:
+        raise InvalidInput("kind", f"{told!r} is in no export")
+    return kind
 
 
 def _hidden(told: Any, seq: int) -> list[Range]:

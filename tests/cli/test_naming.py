@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 
 import pytest
 
@@ -121,9 +122,14 @@ def test_words_that_make_no_sense_end_with_2(run, samples, argv, said):
 
 
 def test_a_store_that_cannot_be_reached_ends_with_6(run, tmp_path):
-    """A folder in place of the file, for instance."""
-    answer = run("ls", "--store", f"sqlite:///{tmp_path}")
+    """What is there cannot be opened, for instance; a folder in place of the file is a wrong url."""
+    with socket.socket(socket.AF_UNIX) as closed:
+        closed.bind(str(tmp_path / "s.db"))
+        answer = run("ls", "--store", f"sqlite:///{tmp_path}/s.db")
     assert (answer.code, answer.out) == (6, "")
+    answer = run("ls", "--store", f"sqlite:///{tmp_path}")
+    assert (answer.code, answer.out) == (2, "")
+    assert "is a folder, not a file" in answer.err
 
 
 def test_every_error_has_its_exit_code():

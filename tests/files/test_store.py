@@ -247,6 +247,16 @@ def test_garbage_goes_by_age_and_status(store):
     assert store.garbage_collect(max_age_days=0) == ["old-inside", "timeless-done-young", "young", "young-done"]
 
 
+@pytest.mark.parametrize("wrong", ["x", None, True, -1, float("nan"), float("inf"), 1e10])
+def test_an_age_is_a_number_of_days(store, wrong):
+    """Anything else is refused by name, and nothing is removed; the longest span there is removes nothing either."""
+    (store.checkpoints_dir / "s.yaml").write_text("updated: '2001-01-01T00:00:00+00:00'\n")
+    with pytest.raises(InvalidInput, match="max_age_days"):
+        store.garbage_collect(wrong)
+    assert store.garbage_collect(timedelta.max.days) == []
+    assert store.list_sessions() == ["s"]
+
+
 def test_what_was_written_meanwhile_is_no_garbage(store, monkeypatch):
     """A session that is saved between being found old and being removed stays."""
     (store.checkpoints_dir / "s.yaml").write_text(f"updated: '{ago(days=9)}'\n")

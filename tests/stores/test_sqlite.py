@@ -341,12 +341,25 @@ async def test_a_database_newer_than_the_code(path: str) -> None:
     await store.close()
 
 
-@pytest.mark.parametrize("place", ["file/store.db", "file/deeper/store.db", "/proc/saveslot/store.db", "folder"])
-async def test_a_place_that_cannot_be_written(tmp_path: Path, place: str) -> None:
-    """Below a file, in /proc, or where a folder is: Unavailable, with the path and what to do."""
+async def test_a_place_that_cannot_be_written() -> None:
+    """In /proc: Unavailable, with the path and what to do."""
+    with pytest.raises(Unavailable, match=r"store\.db .*writable"):
+        await SqliteStore.open("/proc/saveslot/store.db")
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("file/store.db", "file is a file, not a folder"),
+        ("file/deeper/store.db", "file is a file, not a folder"),
+        ("folder", "folder is a folder, not a file"),
+    ],
+)
+async def test_a_place_where_no_file_can_be(tmp_path: Path, place: str, says: str) -> None:
+    """Below a file, or where a folder is, nothing helps but another place: refused as input, with what is there."""
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(Unavailable, match=r"store\.db|folder"):
+    with pytest.raises(InvalidInput, match=f"^url: .*{says}; name another file"):
         await SqliteStore.open(str(tmp_path / place))
 
 
@@ -372,7 +385,15 @@ async def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]:
         await (await open_store(url)).close()
         assert (tmp_path / name).exists()
-    for url in ("sqlite://host/a.db", "sqlite:///", "sqlite:///a.db?mode=ro", "sqlite:///:memory:", "nosuch:x", "a.db"):
+    for url in (
+        "sqlite://host/a.db",
+        "sqlite:///",
+        "sqlite:///a.db?mode=ro",
+        "sqlite:///:memory:",
+        "sqlite:///a%00b",
+        "nosuch:x",
+        "a.db",
+    ):
         with pytest.raises(InvalidInput):
             await open_store(url)
 

@@ -24,6 +24,7 @@ HOPS = 5
 COMPLETED = "completed"
 # What is completed is kept for so long, if that is less than everything else.
 COMPLETED_DAYS = 1
+MOST_DAYS = timedelta.max.days
 # A file whose name was cut says here whose it is.
 _OWNER = re.compile(rb"# session: (.*)\n")
 # Two keys of a document, where they stand alone on a line: only what looks old is read as a whole.
@@ -99,7 +100,8 @@ class CheckpointStore:
         no sense stays, unless it is completed; then the file's own time counts.
         """
         now = datetime.now(UTC)
-        longest, shortest = timedelta(days=max_age_days), timedelta(days=min(max_age_days, COMPLETED_DAYS))
+        longest = _days(max_age_days)
+        shortest = min(longest, timedelta(days=COMPLETED_DAYS))
         due: dict[str, Mark] = {}
         with self._folder.opened() as at:
             if at is None:
@@ -180,6 +182,13 @@ class CheckpointStore:
             moved = self._folder.set_aside(at, name)
         self.quarantined.append(Quarantined(session_id, moved, reason))
         LOG.warning("the checkpoint of session %s %s; moved to %s", session_id, reason, moved)
+
+
+def _days(value: Any) -> timedelta:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= MOST_DAYS:
+        raise InvalidInput("max_age_days", f"must be a number from 0 to {MOST_DAYS:,}, not {value!r}")
+    return timedelta(days=value)
 
 
 def _readable(data: bytes) -> bool:

@@ -142,7 +142,7 @@ def sqlite_path(url: str) -> str:
     """`sqlite:///relative.db` and `sqlite:////absolute.db`, as elsewhere in Python."""
     parts = urlsplit(url)
     path = unquote(parts.path[1:])
-    if parts.netloc or not path or parts.query or parts.fragment:
+    if parts.netloc or not path or parts.query or parts.fragment or "\0" in path:
         raise InvalidInput("url", f"{url!r} is not of the form sqlite:///file.db (or sqlite:////folder/file.db)")
     if path == ":memory:":
         raise InvalidInput("url", "a SQLite file is shared by several connections; use memory: for one without a file")

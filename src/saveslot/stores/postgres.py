@@ -33,6 +33,8 @@ from saveslot.log import (
     Sign,
     Verdict,
     Worker,
+    feed_number,
+    foreign_cursor,
     judged,
     moment,
     order,
@@ -529,11 +531,11 @@ def _cursor(place: tuple[int, bytes, int]) -> str:
 
 
 def _place(cursor: str) -> tuple[int, bytes, int]:
+    tx, key, seq = cursor.split(":") if cursor.count(":") == 2 else (cursor, "", "0")  # noqa: PLR2004
     try:
-        tx, key, seq = cursor.split(":") if ":" in cursor else (cursor, "", "0")
-        return int(tx), bytes.fromhex(key), int(seq)
-    except ValueError:
-        raise InvalidInput("after", f"{cursor!r} is no cursor; hand back one that an event carried") from None
+        return feed_number(tx), bytes.fromhex(key), feed_number(seq)
+    except (InvalidInput, ValueError):
+        raise foreign_cursor(cursor) from None
 
 
 # What shapes the text of a list of label values, and so might be found between them; and what LIKE reads as a pattern.

@@ -94,6 +94,8 @@ class translated:  # noqa: N801  (reads as a verb)
             case apsw.BusyError() | apsw.LockedError():
                 raise Unavailable(f"{self._path}: another process holds the file's write lock; retry") from exc
             case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError() | OSError():
+                if (wrong := _misplaced(self._path)) is not None:
+                    raise InvalidInput("url", f"{wrong}; name another file") from exc
                 hint = "make its folder writable, or choose another file by SAVESLOT_URL"
                 raise Unavailable(f"{self._path} cannot be opened or written ({exc}); {hint}") from exc
             case OverflowError() | UnicodeEncodeError():
@@ -102,6 +104,14 @@ class translated:  # noqa: N801  (reads as a verb)
                 raise Unavailable(f"{self._path}: {exc}; nothing was acknowledged; retry") from exc
             case _:
                 return
+
+
+def _misplaced(path: str) -> str | None:
+    """Why there can be no such file, whoever may write there. (pathlib would raise where it may not look.)"""
+    if os.path.isdir(path):  # noqa: PTH112
+        return f"{path} is a folder, not a file"
+    above = next((folder for folder in Path(path).parents if os.path.exists(folder)), None)  # noqa: PTH110
+    return None if above is None or os.path.isdir(above) else f"{above} is a file, not a folder"  # noqa: PTH112
 
 
 Uptime = Callable[[], tuple[str, int]]  # which boot of which machine, and microseconds since

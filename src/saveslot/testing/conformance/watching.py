@@ -145,5 +145,6 @@ class Watching(Suite):
     @on_a_desk
     async def test_a_cursor_of_nobodys_is_refused(self, desk: Desk) -> None:
         """What is no cursor is refused as input, not taken for a place."""
-        with pytest.raises(InvalidInput):
-            await desk.store.events(desk.namespace, "no cursor")
+        for wrong in ("no cursor", "", "-5", " 1", "1_0", "9" * 40, "1:", "1:zz:1", "1::-1"):
+            with pytest.raises(InvalidInput, match="after"):
+                await desk.store.events(desk.namespace, wrong)
