@@ -15,7 +15,7 @@ from saveslot.held import Held
 from saveslot.lifecycle import SessionState, follow
 from saveslot.lifeline import Lifeline, checked, jittered
 from saveslot.log import Head, Outcome, Query
-from saveslot.model import AgentSession, Data, Kind, as_count, as_label, as_name
+from saveslot.model import AgentSession, Data, Kind, as_count, as_label, as_name, as_span
 from saveslot.reading import SessionReader
 from saveslot.sealing import SealedStore
 from saveslot.slot import Draft, Point, Slot, refusal
@@ -111,7 +111,7 @@ class SessionHolder(SessionReader):
         return row.state == query.state and (row.lease is None) == query.unowned
 
     async def _hold(self, session_id: str, wait: float) -> Held:
-        end = asyncio.get_running_loop().time() + wait
+        end = asyncio.get_running_loop().time() + as_span(wait, "wait")
         while True:
             try:
                 return await self._taken(session_id)

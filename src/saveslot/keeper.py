@@ -18,7 +18,7 @@ from saveslot.holding import SessionHolder
 from saveslot.lifeline import jittered
 from saveslot.log import as_age
 from saveslot.loops import stopped
-from saveslot.model import Data, as_count, as_label
+from saveslot.model import Data, as_count, as_label, as_span
 from saveslot.stores import Tended
 
 LOG = logging.getLogger("saveslot")
@@ -86,7 +86,8 @@ class Keeper:
         """
         if takeover is None and stale_after is None and gc_after is None and not (thin or gc):
             raise InvalidInput("keeper", "give it something to do: takeover, stale_after, thin, gc or gc_after")
-        if tidy_every <= 0:
+        tidy_every = as_span(tidy_every, "tidy_every")
+        if not tidy_every:
             raise InvalidInput("tidy_every", "must be more than 0 s")
         limit = as_count(limit, "limit", 1)
         agent_type = None if agent_type is None else as_label(agent_type, "agent_type")

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from saveslot.errors import InvalidInput, LeaseLost, SaveslotError, Unavailable
 from saveslot.log import Worker
+from saveslot.model import as_span
 from saveslot.stores import Store
 
 # Nobody who saw an outage declares others dead before the store was up for one TTL: they could not beat either.
@@ -50,6 +51,7 @@ class Holder(Protocol):
 
 def checked(beat: float, ttl: float, max_block: float) -> dict[str, float]:
     """Three beats at least: one may get lost, and the next one must still be in time."""
+    beat, ttl, max_block = as_span(beat, "worker_beat"), as_span(ttl, "worker_ttl"), as_span(max_block, "max_block")
     if not 0 < beat * 2.999 <= ttl:  # 3 * 0.1 is more than 0.3
         raise InvalidInput("worker_ttl", f"must be at least three beats of {beat} s, not {ttl} s")
     if max_block <= 0:

@@ -42,6 +42,7 @@ from saveslot.model import (
     as_data,
     as_labels,
     as_name,
+    as_span,
     born,
     folded,
     now,
@@ -89,6 +90,7 @@ class SessionManager(SessionCollector):
         max_block: float = 300.0,
         retention: Rules = DEFAULT,
     ) -> None:
+        ttl = as_span(session_ttl_hours, "session_ttl_hours") * 3600
         if db_pool is not None:
             from saveslot.stores.postgres import PostgresStore  # imported when it is used
 
@@ -96,11 +98,11 @@ class SessionManager(SessionCollector):
         if redis_client is not None and store is None:
             from saveslot.stores.valkey import ValkeyStore
 
-            store = ValkeyStore.on(redis_client, session_ttl_hours * 3600)
+            store = ValkeyStore.on(redis_client, ttl)
         elif redis_client is not None and store is not None:
             from saveslot.stores.tiered import TieredStore
 
-            store = TieredStore(store, redis_client, session_ttl_hours * 3600)
+            store = TieredStore(store, redis_client, ttl)
         keyring = None if encryption_key is None else codec.Keyring.of(encryption_key)
         self._telling = metered(store or MemoryStore())
         super().__init__(

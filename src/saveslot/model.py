@@ -76,6 +76,8 @@ _FIT = re.compile(f"[^{_ODD}]{{1,{MAX_NAME}}}").fullmatch
 _UNASKABLE = re.compile(r"[\x00\ud800-\udfff]")
 # No store holds as many of anything, and every database takes it, also ten times as much.
 MOST = 1 << 48
+# A hundred years in seconds: nobody waits longer, and every clock counts so far.
+EVER = 100 * 365 * 24 * 3600
 
 
 def as_name(value: Any, path: str) -> str:
@@ -113,6 +115,15 @@ def as_count(value: Any, path: str, least: int = 0) -> int:
     if value < least:
         raise InvalidInput(path, f"must be {least} or more")
     return min(value, MOST)
+
+
+def as_span(value: Any, path: str) -> float:
+    """A number of seconds (or hours) that is not negative; beyond `EVER` that one, infinity too."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInput(path, f"must be a number, not {type(value).__name__}")
+    if not value >= 0:  # as NaN is not
+        raise InvalidInput(path, f"must be 0 or more, not {value}")
+    return min(value, EVER)
 
 
 class SessionCheckpoint:

@@ -8,7 +8,7 @@ from typing import Any
 from saveslot import codec, settings
 from saveslot.errors import InvalidInput
 from saveslot.manager import SessionManager
-from saveslot.model import as_text
+from saveslot.model import as_span, as_text
 from saveslot.retention import DEFAULT, Rules
 from saveslot.settings import Setting
 from saveslot.stores import open_store
@@ -60,12 +60,13 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
         self._manager: SessionManager | None = None
 
     async def _open(self) -> SessionManager:
-        store = await open_store(self._url, self._options["session_ttl_hours"] * 3600)
+        ttl = as_span(self._options["session_ttl_hours"], "session_ttl_hours") * 3600
+        store = await open_store(self._url, ttl)
         try:
             if self._hot is not None:
                 from saveslot.stores.tiered import TieredStore  # imported when it is used
 
-                store = TieredStore.at(store, self._hot, self._options["session_ttl_hours"] * 3600)
+                store = TieredStore.at(store, self._hot, ttl)
             return SessionManager(store=store, **self._options)
         except BaseException:
             await store.close()

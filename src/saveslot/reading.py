@@ -12,7 +12,7 @@ from saveslot import analysis, difference, glance, refs, transfer
 from saveslot.auditing import Audit, nothing, trail
 from saveslot.codec.parcel import Parcel
 from saveslot.erasing import of_session
-from saveslot.errors import Corrupt
+from saveslot.errors import Corrupt, InvalidInput
 from saveslot.lifecycle import SessionState
 from saveslot.log import Counts, Entry, Event, Head, Query, Sample, micros
 from saveslot.lookup import Lookup, Overtaken, with_a_fresh_head
@@ -190,6 +190,8 @@ class SessionReader:
         seconds. `bucket`: the piece of time that `rate` counts in. `failures` of the newest 1,000 that failed.
         """
         sample = as_count(sample, "sample", 1)
+        if between is not None and (isinstance(between, str) or len(between) != 2):  # noqa: PLR2004
+            raise InvalidInput("between", f"must be two names, not {between!r}")
         query = self._query(agent_type, user_id, state, labels, created_after, created_before, text, None, False)  # noqa: FBT003
         counts = await self._store.count(query, sample)
         found = counts.sample or Sample(0)

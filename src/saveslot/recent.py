@@ -17,6 +17,7 @@ import msgspec
 
 from saveslot.errors import InvalidInput
 from saveslot.log import Counts, Head, Place, Query, Ref, Row
+from saveslot.model import as_span
 
 Level = Literal["strong", "session", "cached"]
 T = TypeVar("T")
@@ -61,9 +62,8 @@ class Recent:
         """The store as it answers at that level."""
         if level not in {"strong", "session", "cached"}:
             raise InvalidInput("level", f"{level!r} is none of strong, session, cached")
-        if not max_age >= 0:
-            raise InvalidInput("max_age", f"must be 0 seconds or more, not {max_age!r}")
-        return Young(self, self._store, max_age) if level == "cached" else self._store
+        oldest = as_span(max_age, "max_age")
+        return Young(self, self._store, oldest) if level == "cached" else self._store
 
     async def answer(self, question: Hashable, max_age: float, ask: Callable[[], Awaitable[T]]) -> T:
         known = self._answers.get(question)

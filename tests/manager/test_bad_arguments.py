@@ -123,6 +123,34 @@ async def test_an_age_is_a_timedelta(sessions, session, wrong):
         assert (await refused(call)).path == path
 
 
+@pytest.mark.parametrize("wrong", ["1", None, True, float("nan"), -1])
+async def test_seconds_are_a_number(sessions, session, fresh, wrong):
+    """Of 0 or more, wherever so many are asked for; infinity is one, and means always."""
+
+    async def opened(**options):
+        return fresh(**options)
+
+    for path, call in [
+        ("wait", sessions.take(session, wait=wrong)),
+        ("max_age", sessions.find(level="cached", max_age=wrong)),
+        ("tidy_every", sessions.keeper.start(thin=True, tidy_every=wrong)),
+        *((name, opened(**{name: wrong})) for name in ("worker_beat", "worker_ttl", "max_block", "session_ttl_hours")),
+    ]:
+        assert (await refused(call)).path == path
+    ever = float("inf")
+    other = fresh(worker_ttl=ever, max_block=ever, session_ttl_hours=ever)
+    await (await other.take(session, wait=ever)).release()
+    assert len(await other.find(level="cached", max_age=ever)) == 1
+    await other.keeper.start(thin=True, tidy_every=ever)
+    await other.keeper.stop()
+
+
+@pytest.mark.parametrize("wrong", ["ab", ("a",), ("a", "b", "c")])
+async def test_what_lies_between_has_two_ends(sessions, wrong):
+    """A pair of names; a text of two letters is none."""
+    assert (await refused(sessions.analytics(between=wrong))).path == "between"
+
+
 @pytest.mark.parametrize(
     ("asked", "path"),
     [
