@@ -270,6 +270,7 @@ def test_numbers_are_kept_where_they_are_free(make, url):
     [
         "", "nonsense", "{}", "3", '{"id": 1}', "[1]", "[{}]", '[{"name": ""}]', '[{"name": 3}]', "[null]",
         '[{"name": "a", "timestamp": "soon"}]', '[{"name": "a", "data": [1]}]', '[{"name": "a", "data": {"x": NaN}}]',
+        '[{"name": "a", "timestamp": "1969-12-31T23:59:59Z"}]', '[{"name": "a", "timestamp": "1960-01-01"}]',
         '[{"name": "a", "data": {"x": 1, "x": 2}}]', '[{"name": "a", "metadata": 3}]', '[{"name": "a\\u0000"}]',
         "[" * 5000 + "]" * 5000, '[{"name": "a", "data": {"x": {"$saveslot": ["nope", 1]}}}]',
         '[{"name": "a", "data": {"x": "\\ud800"}}]', '[{"name": "a", "data": {"x": "\ud800"}}]', b"[]", None,

@@ -160,8 +160,7 @@ class CheckpointManager:
             for seq, item in _numbered(items, draft.at.seq):
                 while draft.at.seq + 1 < seq:
                     draft.lifecycle(Kind.SKIPPED, "number_skipped", {})
-                at = max(1, micros(item.timestamp))
-                draft.checkpoint(item.name, item.data, item.metadata, at=at, sign=False)
+                draft.checkpoint(item.name, item.data, item.metadata, at=micros(item.timestamp), sign=False)
             self._thin(draft, self._limit)
             self._log.land(draft)
         return len(items)
@@ -418,6 +417,7 @@ def _parsed(text: str) -> list[SessionCheckpoint]:
     for n, told in enumerate(cast("list[Any]", found)):
         try:
             items.append(SessionCheckpoint.from_dict(told))
+            transfer.since_1970(items[-1].timestamp, "timestamp")
         except InvalidInput as exc:
             raise InvalidInput(f"import[{n}].{exc.path}", exc.reason) from None
     return items

@@ -534,7 +534,7 @@ class SessionManager(SessionCollector):
         session, entries = transfer.parsed(json, self._store.keyring)
         session.session_id = session.session_id if session_id is None else as_name(session_id, "session_id")
         draft = Draft(fresh_key(), beginning(), self._limit)
-        for _ in transfer.fill(draft, entries):
+        for _ in transfer.fill(draft, session, entries):
             await asyncio.sleep(0)
         row = Row(
             draft.group.key,
@@ -546,7 +546,6 @@ class SessionManager(SessionCollector):
             micros(session.created_at),
             micros(session.last_heartbeat),
         )
-        draft.at = replace(draft.at, state=session.state)
         return await self._create(session, draft, row)
 
     # The slots

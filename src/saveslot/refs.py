@@ -60,8 +60,8 @@ def _number(digits: str) -> int:
     return int(digits) if len(digits) < len(str(BEYOND)) else BEYOND
 
 
-# Microseconds, before 1970 negative ones, and a session's key: 5e2b1f0a3c4d5.0198…
-_CURSOR = re.compile(r"(-?[0-9a-f]{1,15})\.([0-9a-f]{32})")
+# Microseconds, and a session's key: 5e2b1f0a3c4d5.0198…
+_CURSOR = re.compile(r"([0-9a-f]{1,15})\.([0-9a-f]{32})")
 
 
 def cursor(place: Place) -> str:

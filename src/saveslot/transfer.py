@@ -14,15 +14,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, cast
 
+from msgspec.structs import replace
+
 from saveslot import codec, difference
 from saveslot.codec import parcel
-from saveslot.errors import Corrupt, InvalidInput
+from saveslot.errors import Corrupt, InvalidInput, InvalidTransition
+from saveslot.lifecycle import follow
 from saveslot.log import Entry, micros, moment
 from saveslot.model import (
     DATA_KINDS,
     HIDING_KINDS,
     STEP_KINDS,
     TAKING_KINDS,
+    VERBS,
     AgentSession,
     Data,
     Kind,
@@ -40,6 +44,8 @@ CLOSING = "\n]}\n"
 WRAPPING = 3
 # An entry that no export names: whole sessions go by a delete, and what hides others is told by `hides`.
 UNHEARD = frozenset({Kind.TOMBSTONE, Kind.THINNED})
+# What the session's state must allow. All other kinds are written in any state, and change none.
+FOLLOWED: dict[int, str] = {**VERBS, Kind.ROLLBACK: "rollback", Kind.THINNED: "checkpoint"}
 
 
 def opening(session: AgentSession) -> str:
@@ -144,20 +150,34 @@ def parsed(text: str, keyring: codec.Keyring | None = None) -> tuple[AgentSessio
         return parsed(parcel.opened(told["sealed"], told.get("parts"), keyring))
     told = cast("Data", values(text))
     session = AgentSession.from_dict({**as_data(told.get("session"), "import.session")})
+    for part in ("created_at", "last_heartbeat"):
+        since_1970(getattr(session, part), f"import.session.{part}")
     entries = told.get("entries")
     if not isinstance(entries, list) or not entries:
         raise InvalidInput("import.entries", "must be a list with at least one entry")
     return session, cast("list[Data]", entries)
 
 
-def fill(draft: Draft, entries: Sequence[Data]) -> Iterator[None]:
-    """Add an export's entries to the draft of a new session, each checked and encoded anew, one a step."""
+def since_1970(value: Any, path: str) -> int:
+    """Microseconds; in a log 0 and less are spans."""
+    at = micros(as_time(value, path))
+    if at < 1:
+        raise InvalidInput(path, f"is before 1970, or its first moment: {value}")
+    return at
+
+
+def fill(draft: Draft, session: AgentSession, entries: Sequence[Data]) -> Iterator[None]:
+    """Add an export's entries to the draft of a new session, each checked and encoded anew, one a step.
+
+    Each must be allowed in the state that those before it lead to, and the session be what all of them say.
+    """
     state: Data | None = None
     gone: set[int] = set()  # came without data, and nothing hides them yet
     for n, told in enumerate(entries):
         path = f"import.entries[{n}]"
         try:
             state = _fill_one(draft, told, n + 1, state)
+            _follow(draft)
             if told.get("thinned"):
                 gone.add(n + 1)
             for first, last in told.get("hides", ()):
@@ -169,6 +189,31 @@ def fill(draft: Draft, entries: Sequence[Data]) -> Iterator[None]:
             raise InvalidInput(path, f"is not an entry of an export ({type(exc).__name__}: {exc})") from None
     if gone:  # thinned while it was exported
         draft.mark((seq, seq) for seq in gone)
+    _check_header(session, draft)
+
+
+def _follow(draft: Draft) -> None:
+    """What the newest entry makes of the session's state."""
+    kind, state = draft.group.entries[-1].kind, draft.at.state
+    if (verb := FOLLOWED.get(kind)) is None:
+        return
+    try:
+        draft.at = replace(draft.at, state=follow(state, verb))
+    except InvalidTransition:
+        reason = f"{kind.label!r} cannot follow: the entries before it lead to {state.value}"
+        raise InvalidInput("kind", reason) from None
+
+
+def _check_header(session: AgentSession, draft: Draft) -> None:
+    if session.state is not draft.at.state:
+        reason = f"is {session.state.value}, but the entries lead to {draft.at.state.value}"
+        raise InvalidInput("import.session.state", reason)
+    about = {} if draft.at.about is None else draft.at.about.value()
+    for part in ABOUT:
+        logged = about.get(part, {})
+        if getattr(session, part) != logged:
+            raise InvalidInput(f"import.session.{part}", "is not what the entries lead to")
+        setattr(session, part, logged)  # 1 equals True
 
 
 def _fill_one(draft: Draft, told: Data, seq: int, state: Data | None) -> Data | None:
@@ -177,7 +222,7 @@ def _fill_one(draft: Draft, told: Data, seq: int, state: Data | None) -> Data | 
         raise InvalidInput(
             "seq", f"must be {seq}, and only the first entry `created`; found {told['seq']!r} {kind.name}"
         )
-    name, at = as_name(told["name"], "name"), max(1, micros(as_time(told["at"], "at")))
+    name, at = as_name(told["name"], "name"), since_1970(told["at"], "at")
     if kind in DATA_KINDS and told.get("thinned"):
         draft.gone(kind, name, as_data(told.get("metadata"), "metadata"), at=at)
     elif kind in DATA_KINDS:

@@ -195,17 +195,6 @@ async def test_a_page_goes_on_behind_a_page(sessions, session, wrong):
     assert (await refused(sessions.find(after=wrong))).path == "after"
 
 
-async def test_a_page_may_end_long_ago(sessions, session):
-    """A session made before 1970 ends a page like any other."""
-    told = json.loads(await sessions.export(session.session_id))
-    for n in (1, 2):
-        told["session"]["created_at"] = f"190{n}-01-01T00:00:00+00:00"
-        await sessions.import_session(json.dumps(told), session_id=f"old-{n}")
-    page = await sessions.find(prefix="old-", limit=1)
-    assert [found.session_id for found in page] == ["old-2"]
-    assert [found.session_id for found in await sessions.find(prefix="old-", after=page.next)] == ["old-1"]
-
-
 @pytest.mark.parametrize("wrong", ["-5", "", "x", " 1", "1_0", "9" * 40, "٣", HALF, 1.5, True, b"1"])
 async def test_a_watch_goes_on_behind_an_event(sessions, session, wrong):
     """Only an event's cursor is one: not a negative number, which would lead to the end of a list."""

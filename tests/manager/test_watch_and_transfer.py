@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import aclosing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 import saveslot
 from saveslot import AlreadyExists, InvalidInput, NotFound
+from saveslot.moving import lines
 
 
 async def take(stream, count):
@@ -220,6 +221,8 @@ def changed(number, **fields):
         changed(0, data=[1]),
         changed(0, about={"context": {}, "metadata": {}, "labels": {"l": 5}}),
         changed(2, at="0001-01-01T00:00:00+14:00"),
+        changed(2, at="1960-01-01T00:00:00+00:00"),
+        changed(2, at="1970-01-01T00:00:00+00:00"),
         changed(2, state={"n": {"$saveslot": ["datetime", "soon"]}}),
         changed(2, state={"n": {"$saveslot": ["later"]}}),
         changed(2, state={"n": "\ud800"}),
@@ -235,9 +238,144 @@ async def test_a_forged_import_is_refused_in_words(sessions, spoil):
     assert await sessions.get_session("copy") is None
 
 
-async def test_times_before_1970_are_times(sessions):
-    """An imported entry of long ago is shown as of long ago, not as of a moment ago."""
+def header(**fields):
+    def change(told):
+        told["session"].update(fields)
+
+    return change
+
+
+def entry(number, **fields):
+    def change(told):
+        told["entries"][number].update(fields)
+
+    return change
+
+
+def more(*kinds, **fields):
+    """Entries behind the last one, and what the header says then."""
+
+    def change(told):
+        for kind in kinds:
+            seq, at = len(told["entries"]) + 1, told["entries"][-1]["at"]
+            told["entries"].append({"seq": seq, "kind": kind, "name": kind, "at": at, "patch": [], "data": {}})
+        told["session"].update(fields)
+
+    return change
+
+
+FORGED = [
+    (header(state="completed"), "session.state", "is completed, but the entries lead to failed"),
+    (header(state="active"), "session.state", "is active, but the entries lead to failed"),
+    (header(context={"lie": 1}), "session.context", "not what the entries lead to"),
+    (header(context={}), "session.context", "not what the entries lead to"),
+    (header(metadata={"lie": 1}), "session.metadata", "not what the entries lead to"),
+    (header(labels={}), "session.labels", "not what the entries lead to"),
+    (header(created_at="1960-01-01T00:00:00+00:00"), "session.created_at", "is before 1970"),
+    (header(last_heartbeat="1969-12-31T23:59:59+00:00"), "session.last_heartbeat", "is before 1970"),
+    (entry(2, at="1960-01-01T00:00:00+00:00"), "entries[2].at", "is before 1970"),
+    (entry(0, at="1960-01-01T00:00:00+01:00"), "entries[0].at", "is before 1970"),
+    (entry(3, kind="recovered"), "entries[3].kind", "'recovered' cannot follow: the entries before it lead to active"),
+    (entry(3, kind="completed"), "entries[4].kind", "'resumed' cannot follow: the entries before it lead to completed"),
+    (entry(4, kind="paused"), "entries[4].kind", "lead to paused"),
+    (more("checkpoint"), "entries[9].kind", "'checkpoint' cannot follow: the entries before it lead to failed"),
+    (more("resumed", state="active"), "entries[9].kind", "lead to failed"),
+    (more("completed", state="completed"), "entries[9].kind", "lead to failed"),
+    (more("recovered"), "session.state", "is failed, but the entries lead to active"),
+    (more("rollback"), "session.state", "is failed, but the entries lead to active"),
+    (more("recovered", "completed", state="active"), "session.state", "is active, but the entries lead to completed"),
+    (more("recovered", "completed", "checkpoint", state="completed"), "entries[11].kind", "lead to completed"),
+    (more("recovered", "completed", "rollback", state="active"), "entries[11].kind", "lead to completed"),
+    (more("recovered", "completed", "recovered", state="active"), "entries[11].kind", "lead to completed"),
+]
+
+
+@pytest.mark.parametrize(("forge", "path", "says"), FORGED)
+async def test_an_import_that_contradicts_itself_is_refused(sessions, forge, path, says):
+    """Entries that cannot follow each other, or lead elsewhere than the header says: the place is told, none kept."""
     session = await busy_session(sessions)
-    text = changed(2, at="1960-01-01T00:00:00+00:00")(await sessions.export(session.session_id))
-    await sessions.import_session(text, session_id="copy")
-    assert (await sessions.history("copy", all=True))[2].timestamp.year <= 1970
+    told = json.loads(await sessions.export(session.session_id))
+    forge(told)
+    with pytest.raises(InvalidInput, match=says) as refused:
+        await sessions.import_session(json.dumps(told), session_id="copy")
+    assert refused.value.path == f"import.{path}"
+    assert await sessions.get_session("copy") is None
+    with pytest.raises(InvalidInput, match=says):  # a folder of exports comes in by the same check
+        lines.parcel(json.dumps(told), "default")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "state"),
+    [
+        (("recovered", "checkpoint", "completed"), "completed"),
+        (("rollback", "paused", "checkpoint", "rollback"), "paused"),
+        (("rollback", "paused", "resumed", "resumed"), "active"),
+        (("taken", "released", "pinned", "skipped"), "failed"),
+        (("recovered", "paused", "failed", "recovered"), "active"),
+    ],
+)
+async def test_what_can_follow_is_imported(sessions, kinds, state):
+    """The same table as for every verb; who owns a session, what is kept and numbers left out change no state."""
+    session = await busy_session(sessions)
+    told = json.loads(await sessions.export(session.session_id))
+    more(*kinds, state=state)(told)
+    assert (await sessions.import_session(json.dumps(told), session_id="copy")).state == state
+    assert (await sessions.get_session("copy")).state == state
+
+
+async def test_an_imported_value_is_what_was_stored(sessions):
+    """Where the header and the log only look alike (1 and True), both hold what the log says."""
+    sid = (await sessions.create_session("tutor", context={"c": True})).session_id
+    told = json.loads(await sessions.export(sid))
+    told["session"]["context"] = {"c": 1}
+    made = await sessions.import_session(json.dumps(told), session_id="copy")
+    assert made.context["c"] is (await sessions.get_session("copy")).context["c"] is True
+
+
+async def test_what_is_exported_while_others_write_is_imported(sessions, others):
+    """Whatever a session goes through meanwhile, each export of it holds together."""
+    sid = (await sessions.create_session("tutor")).session_id
+    done = False
+
+    async def live():
+        nonlocal done
+        for n in range(60):
+            session = await sessions.get_session(sid)
+            session.context["n"] = n
+            session.checkpoint("c", {"n": n})
+            match n % 5:
+                case 0:
+                    session.pause()
+                case 1:
+                    session.resume()
+                case 2:
+                    session.fail("no")
+                case 3:
+                    session.context["back"] = n
+            await sessions.update_session(session)
+            if n % 5 == 2:
+                await sessions.rollback(sid, "c")
+            if n % 7 == 0:
+                await sessions.thin(sid, saveslot.Retention(max_checkpoints=3))
+        done = True
+
+    living, count = asyncio.ensure_future(live()), 0
+    while not done:
+        assert (await others.import_session(await others.export(sid), session_id=f"copy-{count}")).checkpoints
+        count += 1
+    await living
+    assert count > 5
+    assert (await others.import_session(await others.export(sid), session_id="last")).context == {"n": 59, "back": 58}
+
+
+async def test_swept_forked_and_fresh_sessions_are_imported(sessions, others):
+    """What a sweep ends, what a fork begins and what was just created comes back as it is."""
+    await sessions.create_session("tutor", session_id="fresh")
+    session = await sessions.create_session("tutor", context={"c": 1}, session_id="swept")
+    await sessions.checkpoint(session, "one", {"n": 1})
+    await sessions.fork("swept", session_id="fork")
+    assert await sessions.cleanup_stale_sessions(timedelta(0)) == 3
+    await sessions.rollback("fork", "one")
+    for sid, state in (("swept", "failed"), ("fork", "active"), ("fresh", "failed")):
+        made = await others.import_session(await sessions.export(sid), session_id=f"{sid} copy")
+        assert (made.state, made.context) == (state, (await sessions.get_session(sid)).context)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import sqlite3
 import time
+from collections.abc import AsyncIterator, Iterable
 from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import pairwise
@@ -16,13 +18,16 @@ from uuid import UUID
 import asyncpg
 import pytest
 import valkey.asyncio
+from hypothesis import given, strategies as st
 
 from saveslot import CheckpointManager, CheckpointStore, InvalidInput, SessionManager, Unavailable
-from saveslot.moving import langgraph
+from saveslot.moving import langgraph, records
 from saveslot.moving.landing import Landing, Report
+from saveslot.moving.parcel import Kept, Problem
 from saveslot.moving.sources import Ask, opened
 from saveslot.stack import Valkey
 from saveslot.stores import Store, open_store
+from saveslot.stores.memory import MemoryStore
 
 
 @pytest.fixture
@@ -371,7 +376,8 @@ async def test_bad_agent_sessions_are_named_and_the_rest_comes_in(store, session
          f"session {UUID(int=6)}", f"session {UUID(int=3)}"]
     )  # fmt: skip
     assert report.landed == [str(UUID(int=1)), str(UUID(int=5))]
-    assert [item.name for item in await sessions.history(str(UUID(int=5)))] == ["session_created", "ok"]
+    fifth = await sessions.history(str(UUID(int=5)))
+    assert [item.name for item in fifth] == ["session_created", "ok", "session_paused"]
 
 
 @pytest.fixture(scope="module")
@@ -411,6 +417,89 @@ async def test_valkey_knows_better(store, sessions, table, cache):
     assert len(report.landed) == await alone.count() == 4
     await client.flushall()
     await client.aclose()
+
+
+VERBS = ("session_paused", "session_resumed", "session_completed", "session_failed", "session_recovered")
+ITEMS = st.lists(
+    st.fixed_dictionaries(
+        {"name": st.sampled_from([*VERBS, "work", "work"])},
+        optional={
+            "metadata": st.just({"m": 1}),
+            "data": st.just({"d": 1}),
+            "timestamp": st.sampled_from([LATER, "never"]),
+        },
+    ),
+    max_size=8,
+)
+
+
+async def taken(found: Iterable[Kept | Problem]) -> tuple[SessionManager, Report]:
+    """What of a record comes in, after it was carried on to another store by its export."""
+    store, report = MemoryStore(), Report()
+    first, second = SessionManager(store=store), SessionManager()
+
+    async def all_of_it() -> AsyncIterator[Kept | Problem]:
+        for one in found:
+            yield one
+
+    await Landing(store, report).take(all_of_it())
+    for session_id in report.landed:
+        text = await first.export(session_id)
+        await second.import_session(text)
+        assert await second.export(session_id) == text
+    return second, report
+
+
+@given(ITEMS, st.sampled_from(["active", "paused", "completed", "failed"]))
+def test_histories_that_follow_other_rules_come_in_and_go_on(history, state):
+    """Whatever verbs stand where: names keep their order, the state is kept, and what came in can be carried on."""
+
+    async def check() -> None:
+        sessions, report = await taken(records.session(row(1, state=state, checkpoints=history), "default"))
+        assert report.landed == [str(UUID(int=1))]
+        told = [item["name"] for item in history if item.get("timestamp") != "never"]
+        shown = [item.name for item in await sessions.history(report.landed[0])][1:]
+        assert shown[: len(told)] == told
+        assert len(shown) <= len(told) + 1
+        assert (await sessions.get_session(report.landed[0])).state == state
+
+    asyncio.run(check())
+
+
+@given(ITEMS)
+def test_lists_with_verbs_in_them_keep_their_numbers(history):
+    """The same for a list of checkpoints, whose numbers stay."""
+
+    async def check() -> None:
+        items = [{"timestamp": LATER, **item, "id": f"lesson:{2 * n}"} for n, item in enumerate(history, 1)]
+        sessions, report = await taken(records.checkpoints(items, "default", "list"))
+        told = [(item["id"], item["name"]) for item in items if item["timestamp"] != "never"]
+        assert report.landed == (["lesson"] if told else [])
+        if told:
+            assert [(item.id, item.name) for item in await sessions.history("lesson")] == told
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("names", "state", "kinds"),
+    [
+        (["work", "session_completed"], "completed", ["checkpoint", "completed"]),
+        (["session_completed", "work"], "active", ["checkpoint", "checkpoint"]),
+        (["work", "session_completed"], "active", ["checkpoint", "checkpoint"]),
+        (["session_failed", "session_recovered", "work"], "active", ["failed", "recovered", "checkpoint"]),
+        (["session_failed", "work"], "failed", ["checkpoint", "checkpoint", "failed"]),
+        (["session_paused", "session_paused"], "paused", ["paused", "checkpoint"]),
+        (["work"], "failed", ["checkpoint", "failed"]),
+        (["session_paused"], "active", ["paused", "resumed"]),
+    ],
+)
+async def test_verbs_that_our_table_allows_are_verbs(names, state, kinds):
+    """An end behind which the history goes on was none: it stays as a checkpoint; a state without a verb gets one."""
+    history = [{"name": name, "timestamp": LATER, "data": {}} for name in names]
+    sessions, report = await taken(records.session(row(1, state=state, checkpoints=history), "default"))
+    entries = json.loads(await sessions.export(report.landed[0]))["entries"]
+    assert [entry["kind"] for entry in entries] == ["created", *kinds]
 
 
 # What is no source

@@ -5,38 +5,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from saveslot import codec
 from saveslot.errors import InvalidInput
-from saveslot.lifecycle import SessionState
+from saveslot.lifecycle import ACTIVE, COMPLETED, FAILED, PAUSED, TRANSITIONS, SessionState
 from saveslot.log import Entry, Row, micros
-from saveslot.model import AgentSession, Data, Kind, as_data, as_name, as_time
+from saveslot.model import VERBS, AgentSession, Data, Kind, as_data, as_name, as_time
 from saveslot.moving.parcel import Kept
 from saveslot.slot import Draft, beginning, creation
 
 # Verbs of a session in its history, by the names that they go by everywhere.
-LIFECYCLE = {
-    "session_paused": (Kind.PAUSED, SessionState.PAUSED),
-    "session_resumed": (Kind.RESUMED, SessionState.ACTIVE),
-    "session_completed": (Kind.COMPLETED, SessionState.COMPLETED),
-    "session_failed": (Kind.FAILED, SessionState.FAILED),
-    "session_recovered": (Kind.RECOVERED, SessionState.ACTIVE),
+LIFECYCLE = {f"session_{kind.label}": kind for kind in VERBS if kind is not Kind.CHECKPOINT}
+# How a session came to a state that its history elsewhere does not lead to, as far as anybody knows.
+REACHED: dict[SessionState, tuple[Kind, Data]] = {
+    ACTIVE: (Kind.RESUMED, {}),
+    PAUSED: (Kind.PAUSED, {"previous_state": ACTIVE.value}),
+    COMPLETED: (Kind.COMPLETED, {"result": {}}),
+    FAILED: (Kind.FAILED, {"error": "unknown", "details": {}}),
 }
 
 
+class _Verb(NamedTuple):
+    kind: Kind
+    name: str
+    data: Data
+    at: int
+
+
 class Making:
-    """A session in the making. Whatever raises `InvalidInput` has changed nothing: the next entry may go on."""
+    """A session in the making. Whatever raises `InvalidInput` has changed nothing: the next entry may go on.
+
+    Its log follows `lifecycle.TRANSITIONS`, whatever others allow. A verb that cannot stand where it does is kept as a
+    checkpoint of that name; so is an end behind which the history goes on.
+    """
 
     def __init__(self, namespace: str, session: AgentSession) -> None:
         self._namespace = namespace
         self._session = session
         self._draft = Draft(b"", beginning(), codec.MAX_STATE)
         self._state = SessionState.ACTIVE
+        self._end: _Verb | None = None  # not in the draft yet: what comes next says whether it was one
 
     @property
     def seq(self) -> int:
-        return self._draft.at.seq
+        return self._draft.at.seq + (self._end is not None)
 
     def created(self, told: Data | None = None, at: Any = None) -> None:
         """The first entry, with what the session is about."""
@@ -52,17 +65,37 @@ class Making:
         name, when, data = as_name(name, "name"), stamp(at), as_data(data, "data")
         metadata = as_data(metadata, "metadata")
         skipped = range(self.seq + 1, seq)
-        if name in LIFECYCLE and not metadata:
-            kind, state = LIFECYCLE[name]
+        kind = None if metadata else LIFECYCLE.get(name)
+        if kind is not None or skipped or self._end is not None:
+            # What is refused must be refused before anything else is written.
             codec.encode(data, "data")
-            self._skip(skipped)
-            self._draft.lifecycle(kind, name, data, at=when)
-            self._state = state
-        else:
-            if skipped:  # what is refused must be refused before the gap is filled
-                codec.encode(data, "data")
-                self._skip(skipped)
+            codec.encode(metadata, "metadata")
+        self._go_on(kind)
+        self._skip(skipped)
+        after = None if kind is None else self._after(kind)
+        if kind is None or after is None:
             self._draft.checkpoint(name, data, metadata or None, at=when, sign=False)
+        elif after in {COMPLETED, FAILED}:
+            self._end = _Verb(kind, name, data, when)
+        else:
+            self._verb(_Verb(kind, name, data, when))
+
+    def _after(self, kind: Kind) -> SessionState | None:
+        return TRANSITIONS[VERBS[kind]].get(self._state)
+
+    def _verb(self, verb: _Verb) -> None:
+        self._state = self._after(verb.kind) or self._state
+        self._draft.lifecycle(verb.kind, verb.name, verb.data, at=verb.at)
+
+    def _go_on(self, kind: Kind | None) -> None:
+        """Something comes behind the end that waits. Only a failure can have been one, if the session was recovered."""
+        end, self._end = self._end, None
+        if end is None:
+            return
+        if end.kind is Kind.FAILED and kind is Kind.RECOVERED:
+            self._verb(end)
+        else:
+            self._draft.checkpoint(end.name, end.data, at=end.at, sign=False)
 
     def _skip(self, seqs: range) -> None:
         for _ in seqs:
@@ -70,21 +103,29 @@ class Making:
 
     def append(self, name: str, items: dict[str, Sequence[Any]], at: Any) -> None:
         when = stamp(at)
+        self._go_on(None)
         self._draft.appended(name, {key: list(more) for key, more in items.items()}, None)
         entry = self._draft.group.entries[-1]
         entry.at, entry.sign = when, False
 
     def rest(self, at: Any) -> None:
         """Nobody works on it until somebody resumes it."""
-        self._draft.lifecycle(Kind.PAUSED, "session_paused", {"previous_state": "active"}, at=stamp(at))
-        self._state = SessionState.PAUSED
+        self._verb(_Verb(Kind.PAUSED, "session_paused", {"previous_state": ACTIVE.value}, stamp(at)))
 
     def parcel(self, state: SessionState | None = None, heartbeat: Any = None) -> Kept:
-        """The session as it goes into a store; its state is what its verbs lead to, or as told."""
-        if not self._draft.group.entries:
+        """The session as it goes into a store; its state is what its verbs lead to, or as told, by one verb more."""
+        if not self.seq:
             raise InvalidInput("session", "holds nothing that can be taken")
-        heartbeat = self._draft.group.entries[-1].at if heartbeat is None else stamp(heartbeat)
-        return sealed(self._draft, self._session, self._namespace, state or self._state, heartbeat)
+        told = None if heartbeat is None else stamp(heartbeat)
+        if self._end is not None and state in {None, self._after(self._end.kind)}:
+            self._verb(self._end)
+            self._end = None
+        self._go_on(None)
+        last = self._draft.group.entries[-1].at
+        if state is not None and state is not self._state:
+            kind, data = REACHED[state]
+            self._verb(_Verb(kind, f"session_{kind.label}", data, max(told or 0, last)))
+        return sealed(self._draft, self._session, self._namespace, self._state, told or last)
 
 
 def sealed(draft: Draft, session: AgentSession, namespace: str, state: SessionState, heartbeat: int) -> Kept:

@@ -202,7 +202,7 @@ def parcel(text: str, namespace: str, new_id: str | None = None, *, keyring: cod
     session, entries = transfer.parsed(text, keyring)
     session.session_id = new_id or session.session_id
     draft = Draft(b"", beginning(), codec.MAX_STATE)
-    for _ in transfer.fill(draft, entries):
+    for _ in transfer.fill(draft, session, entries):
         pass
     return sealed(draft, session, namespace, session.state, micros(session.last_heartbeat))
 

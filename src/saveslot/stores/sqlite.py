@@ -34,7 +34,7 @@ from saveslot.log import (
 from saveslot.metrics import Counters
 from saveslot.model import Kind
 from saveslot.stores.memory import LEFTOVER, clock
-from saveslot.stores.sqlite_file import Uptime, connect, scrub, since_boot, translated
+from saveslot.stores.sqlite_file import EXISTING, Uptime, connect, scrub, since_boot, translated
 from saveslot.stores.sqlite_finding import counted, listed
 from saveslot.stores.sqlite_landing import LARGE, MANY, UNLABEL, Landing, light
 from saveslot.stores.sqlite_reader import Reader, Work
@@ -72,7 +72,6 @@ class SqliteStore:
     def __init__(
         self, path: str, clock: Callable[[], int] = clock, vfs: str | None = None, uptime: Uptime | None = None
     ) -> None:
-        self._path = path
         self._clock = clock
         self._vfs = vfs
         self._uptime = uptime or since_boot
@@ -81,7 +80,13 @@ class SqliteStore:
         self._reading = Reading(clock, self._uptime)
         self._landing = self.Landing(path, clock, self._uptime)
         self.counters = Counters()
-        self._writer = Writer(lambda: connect(path, vfs), self._told, self._landing.carried_out, self.counters)
+        self._writer = Writer(
+            lambda: connect(self._reader.files.path, vfs, flags=EXISTING),
+            self._told,
+            self._landing.carried_out,
+            self.counters,
+            self._reader.check,
+        )
         self._news: asyncio.Event | None = None  # if somebody waits for any
         self._closed = False
 
@@ -167,7 +172,7 @@ class SqliteStore:
 
         emptied = await self._write(work, heavy=len(seqs) > MANY)
         if body is not None and not body[1]:
-            await self._read(lambda _: scrub(self._path, self._vfs))
+            await self._read(lambda _: scrub(self._reader.files.path, self._vfs))
         return emptied
 
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:

@@ -25,7 +25,10 @@ def wait(tries: int) -> bool:
 
 
 Wait = Callable[[int], bool]
-OPEN = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+EXISTING = apsw.SQLITE_OPEN_READWRITE
+OPEN = EXISTING | apsw.SQLITE_OPEN_CREATE
+# So often at most a writer asks whether its file is still where it was opened.
+LOOK = 1.0
 
 
 def prepared(path: str, vfs: str | None, busy: Wait = wait) -> apsw.Connection:
@@ -54,7 +57,7 @@ def connect(path: str, vfs: str | None, busy: Wait = wait, flags: int = OPEN) ->
 
 def scrub(path: str, vfs: str | None) -> None:
     """Empty the WAL, which still holds pages as they were: all of it goes into the file, then it is cut to nothing."""
-    connection = connect(path, vfs)
+    connection = connect(path, vfs, flags=EXISTING)
     try:
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     except apsw.BusyError as exc:
@@ -64,6 +67,50 @@ def scrub(path: str, vfs: str | None) -> None:
         ) from exc
     finally:
         connection.close()
+
+
+class Files:
+    """What a store has open: the file, its log, the index of that. Their paths may come to lead elsewhere.
+
+    SQLite goes on writing then, into files that nobody finds. It can be asked about the first of the three, by who has
+    it open already; this is also for who is about to open it (docs/decisions/0052-a-file-that-is-gone.md).
+    """
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        """Of a connection that has read something: the three are there from then on, until the last one closes."""
+        self.path = connection.filename  # absolute, and behind all links: as SQLite found it
+        log = connection.filename_wal
+        found = ((name, _identity(name)) for name in (self.path, log, f"{log.removesuffix('-wal')}-shm"))
+        self._known = [(name, identity) for name, identity in found if identity]
+        self._asked = -LOOK
+        self._lost = ""
+
+    def lost(self) -> str:
+        """The one whose path leads nowhere, or to another file; "" if all is well."""
+        return next((name for name, identity in self._known if _identity(name) not in {identity, ()}), "")
+
+    def check(self, now: float) -> float:
+        """When a writer has to ask again; `Unavailable` as long as something is lost."""
+        if now >= self._asked + LOOK:
+            self._asked, self._lost = now, self.lost()
+        if self._lost:
+            raise Unavailable(
+                f"{self._lost} was moved, deleted or replaced while it was open; nothing of this write is stored, and "
+                f"what was written in the {LOOK:.0f} s before that was noticed is only in the file that was there; "
+                "put that one back, or open the store again"
+            )
+        return now + LOOK
+
+
+def _identity(name: str) -> tuple[int, ...] | None:
+    """Which file a path leads to; () if we may not look, which says nothing."""
+    try:
+        found = os.stat(name)  # noqa: PTH116  (pathlib takes three times as long)
+    except PermissionError:
+        return ()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 @contextmanager

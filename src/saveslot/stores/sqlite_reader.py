@@ -15,8 +15,9 @@ from typing import TypeVar
 
 import apsw
 
+from saveslot.errors import Unavailable
 from saveslot.stores.readers import Readers
-from saveslot.stores.sqlite_file import connect, prepared, translated, up_to_date, wait
+from saveslot.stores.sqlite_file import EXISTING, Files, connect, prepared, translated, up_to_date, wait
 
 T = TypeVar("T")
 Work = Callable[[apsw.Connection], T]
@@ -35,6 +36,8 @@ class TooLong(Exception):
 
 class Reader:
     """Connections are lent, to the event loop or to a thread, so there are never more than read at once."""
+
+    files: Files  # once it is open
 
     def __init__(self, path: str, vfs: str | None) -> None:
         self._path = path
@@ -59,7 +62,7 @@ class Reader:
         """True if the file is there and as it should be. Whatever is wrong with it, a thread meets again, and tells."""
         connection = None
         try:
-            connection = connect(self._path, self._vfs, self._wait, apsw.SQLITE_OPEN_READWRITE)
+            connection = connect(self._path, self._vfs, self._wait, EXISTING)
             if up_to_date(connection, self._path):
                 self._idle.append(self._known(connection))
                 connection = None
@@ -73,11 +76,17 @@ class Reader:
 
     def _known(self, connection: apsw.Connection) -> apsw.Connection:
         connection.pragma("query_only", 1)
+        if not self._connections:
+            self.files = Files(connection)
         self._connections.append(connection)
         return connection
 
     def _wait(self, tries: int) -> bool:
         return getattr(self._local, "patient", False) and wait(tries)
+
+    def check(self, now: float) -> float:
+        """For a writer: see `Files`."""
+        return self.files.check(now)
 
     async def read(self, work: Work[T], short: Work[T] | None = None) -> T:
         """What `work` finds. `short` finds the same in the event loop."""
@@ -121,7 +130,7 @@ class Reader:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                connection = self._known(prepared(self._path, self._vfs, self._wait))
+                connection = self._known(self._another())
             start = monotonic()
             try:
                 return work(connection)
@@ -129,6 +138,13 @@ class Reader:
                 self._idle.append(connection)
                 if short:
                     self._quick = monotonic() - start < QUICK
+
+    def _another(self) -> apsw.Connection:
+        if not self._connections:
+            return prepared(self._path, self._vfs, self._wait)
+        if lost := self.files.lost():
+            raise Unavailable(f"{lost} was moved, deleted or replaced while it was open; open the store again")
+        return connect(self.files.path, self._vfs, self._wait, EXISTING)
 
     def close(self) -> None:
         """Read what was asked for, then let the file go."""

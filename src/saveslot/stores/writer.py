@@ -26,6 +26,7 @@ from saveslot.stores.sqlite_room import Room
 
 Work = Any  # something that `CarriedOut` understands
 CarriedOut = Callable[[apsw.Connection, Sequence[Work]], list[Any]]  # what a batch asks for, in its transaction
+Check = Callable[[float], float]  # raises if nothing may be written; else, when to ask again
 
 
 Job = tuple[Work, "asyncio.Future[Any]", bool]  # and whether it is one statement, a transaction by itself
@@ -56,8 +57,11 @@ class Writer:
         told: Callable[[], None],
         carried_out: CarriedOut,
         counters: Counters | None = None,
+        check: Check = lambda _: float("inf"),
     ) -> None:
         self._connect = connect
+        self._check = check
+        self._checked = 0.0  # until then, and it was well
         self._counters = counters or Counters()  # counted by whoever has the baton
         self._connection: apsw.Connection | None = None
         self._thread: threading.Thread | None = None
@@ -217,6 +221,8 @@ class Writer:
         start = time.monotonic()
         self._patience = start + patience
         try:
+            if start >= self._checked:
+                self._checked = self._check(start)
             connection = self._connection or self._opened()
             if single and self._wal_pages <= self._room.enough:
                 results = self._carried_out(connection, works)

@@ -106,6 +106,7 @@ class ManagerMachine(RuleBasedStateMachine):
         try:
             for session_id, log in self.logs.items():
                 self.check(self.stores[1], session_id, log)
+                self.carried(session_id)
         finally:
             for store in self.stores:
                 self.run(store.close())
@@ -441,3 +442,10 @@ class ManagerMachine(RuleBasedStateMachine):
         value = self.run(manager.get_session(session_id))
         assert value is not None
         assert (value.state, value.context) == (log.state, log.context)
+
+    def carried(self, session_id: str) -> None:
+        """An export is imported elsewhere, whatever the session went through, and is the same there."""
+        elsewhere = SessionManager()
+        value = self.run(elsewhere.import_session(self.run(self.managers[0].export(session_id))))
+        assert (value.state, value.context) == (self.logs[session_id].state, self.logs[session_id].context)
+        assert [(c.seq, c.name, c.data) for c in self.run(elsewhere.history(session_id))] == self.logs[session_id].shown

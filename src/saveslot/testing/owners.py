@@ -149,6 +149,7 @@ class OwnersMachine(RuleBasedStateMachine):
         try:
             for session_id in self.lives:
                 self.check(session_id, 1)
+                self.carried(session_id)
         finally:
             for who in (0, 1):
                 self.run(_left(self.managers[who]))
@@ -651,6 +652,13 @@ class OwnersMachine(RuleBasedStateMachine):
         for entry in entries:
             fence += entry.kind in TAKING_KINDS
             assert entry.fence == fence
+
+    def carried(self, session_id: str) -> None:
+        """What is exported, held or not, is imported elsewhere and the same there, in nobody's hands."""
+        life, elsewhere = self.lives[session_id], SessionManager()
+        value = self.run(elsewhere.import_session(self.run(self.managers[0].export(session_id))))
+        assert (value.state, value.context, value.owner) == (life.state, life.context, None)
+        assert [(c.name, c.data) for c in self.run(elsewhere.history(session_id))] == life.shown
 
 
 def _after(verb: str, number: int) -> Callable[[Data], Data] | None:
