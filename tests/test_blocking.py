@@ -294,6 +294,26 @@ def test_threads_may_outlive_the_main_thread(url):
     assert (told.stdout, told.stderr, told.returncode) == ("6 {'n': 4}\n", "", 0)
 
 
+def test_without_threads_to_start_it_still_reads_and_writes(url, monkeypatch):
+    """At exit some Pythons start none any more (3.12), while threads of the caller's go on."""
+    start = threading.Thread.start
+
+    def refused(thread):
+        if thread.name in {"saveslot-reader", "saveslot-writer", "saveslot-worker"}:
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with blocking.open(url) as sessions:
+        session = sessions.create_session("t", session_id="s")
+        for n in range(300):
+            sessions.checkpoint(session, "x", {"n": n})
+            assert sessions.get_data("s", "latest") == {"n": n}
+        assert len(sessions.history("s")) == len(list(sessions.walk("s"))) == 301
+        with pytest.raises(Unavailable, match="no thread"), sessions.hold("s"):
+            pass
+
+
 def test_an_exception_ends_the_program_as_usual(url):
     """An error outside leaves with its own traceback and code, and what was acknowledged is there."""
     script = """

@@ -91,7 +91,10 @@ class Lifeline:
         self.beats, self.deadline, self._up_since = 1, sent + self.ttl, clock()
         self._outage = self._up_since - sent > self._beat
         self._alarm = self._loop.call_later(self.ttl, self._ring)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            raise Unavailable("no thread can be started for this worker's beats: is the interpreter exiting?") from None
 
     async def leave(self) -> None:
         """Stop beating. What is still held is an orphan at once."""

@@ -27,8 +27,14 @@ class Readers(Executor):
         self._queue.put((future, lambda: fn(*args, **kwargs)))
         if not self._idle.acquire(blocking=False) and len(self._threads) < self._count:
             thread = threading.Thread(target=self._run, name="saveslot-reader", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            try:
+                thread.start()
+                self._threads.append(thread)
+            except RuntimeError:  # at exit some Pythons start no threads any more
+                if not self._threads:
+                    self._queue.put(None)
+                    self._run()
+                    self._idle.acquire()  # nobody is
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002

@@ -146,8 +146,13 @@ class Writer:
         self._queue.put((loop, batch, counted))
         with self._starting:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="saveslot-writer", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="saveslot-writer", daemon=True)
+                try:
+                    thread.start()
+                    self._thread = thread
+                except RuntimeError:  # at exit some Pythons start no threads any more
+                    self._queue.put(None)
+                    self._run()
 
     def _new_turn(self) -> float:
         """When this turn of the loop has had its time: who saves in a tight loop must not keep others from running."""
