@@ -314,6 +314,22 @@ def test_without_threads_to_start_it_still_reads_and_writes(url, monkeypatch):
             pass
 
 
+def test_an_async_function_is_no_step_here(url):
+    """Nobody would await it: the step has failed, not finished; and a step inside itself is refused here, too."""
+
+    async def ask():
+        return 1
+
+    with blocking.open(url) as sessions:
+        sessions.create_session("t", session_id="s")
+        with sessions.hold("s") as held:
+            with pytest.raises(InvalidInput, match="async"):
+                held.step("ask", ask)
+            assert held.step("ask", lambda: 1, retry=True) == 1
+            with pytest.raises(InvalidInput, match="by itself"):
+                held.step("outer", lambda: held.step("outer", lambda: 1))
+
+
 def test_an_exception_ends_the_program_as_usual(url):
     """An error outside leaves with its own traceback and code, and what was acknowledged is there."""
     script = """

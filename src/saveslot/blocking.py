@@ -23,7 +23,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
 from saveslot import held, keeper, manager, opening
 from saveslot.model import AgentSession, Data
 from saveslot.portal import Part, Resident
-from saveslot.steps import Mode, OnUnknown, check_function
+from saveslot.steps import Mode, OnUnknown, check_function, check_made
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -155,7 +155,9 @@ class Held:
         try:
             if not run.done:
                 try:
-                    result = run.call(fn, args)
+                    with run.inside():
+                        result = run.call(fn, args)
+                    check_made(result)
                 except Exception as exc:
                     self.fail_step(run, exc)
                     raise

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from inspect import isawaitable
 from typing import Any, Self, TypeVar, cast
 
@@ -23,6 +24,10 @@ from saveslot.slot import ABOUT, Draft, Slot, refusal
 from saveslot.steps import Journal, Mode, OnUnknown, Step
 
 R = TypeVar("R")
+
+
+# The steps that this task is inside of.
+INSIDE: ContextVar[frozenset[asyncio.Lock]] = ContextVar("inside", default=frozenset())
 
 
 class Run:
@@ -45,6 +50,15 @@ class Run:
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         return fn(*args, **steps.keyed(fn, self.step)) if self.ask is None else self.ask(self.step)
+
+    @contextmanager
+    def inside(self) -> Generator[None]:
+        """While the function runs: who asks for this step from there waits for itself."""
+        before = INSIDE.set(INSIDE.get() | {self._lock})
+        try:
+            yield
+        finally:
+            INSIDE.reset(before)
 
     def end(self) -> None:
         """Whoever waits for the same step may go on."""
@@ -340,8 +354,10 @@ class Held:
         try:
             if not run.done:
                 try:
-                    made = run.call(fn, args)
-                    result: Any = await made if isawaitable(made) else made
+                    with run.inside():
+                        made = run.call(fn, args)
+                        result: Any = await made if isawaitable(made) else made
+                    steps.check_made(result)
                 except Exception as exc:
                     await self.fail_step(run, exc)
                     raise
@@ -372,6 +388,8 @@ class Held:
             hint = "in a loop give each its own key (key=...)"
             raise InvalidInput("key", f"step {name!r} was asked for with other arguments before, and runs once; {hint}")
         lock = self._steps.setdefault((name, key), asyncio.Lock())
+        if lock in INSIDE.get():
+            raise InvalidInput("name", f"step {name!r} is asked for while it runs, by itself: it would wait for ever")
         await lock.acquire()
         try:
             run = await self._begun(name, key, mode, on_unknown, lock, retry=retry)
@@ -394,14 +412,16 @@ class Held:
             if step.state == "failed" and not retry:
                 raise steps.failed(step)
             follow(self._slot.at.state, "checkpoint")
-            if mode == "at_most_once" and not (step.state == "started" and self._unrun.get((name, key)) == step.seq):
-                if step.state == "started" and on_unknown == "fail":
+            unrun = step.state == "started" and self._unrun.get((name, key)) == step.seq
+            if step.state == "started" and not unrun:  # at most once, whoever says now that he is not so strict
+                if on_unknown == "fail":
                     raise steps.unknown(step)
-                if step.state == "started" and on_unknown == "skip":
+                if on_unknown == "skip":
                     await self._journal_step(Kind.STEP_FINISHED, step, {"skipped": True}, codec.note(None, "result"))
                     return Run(step, lock, done=True)
-                if step.state == "started" and callable(on_unknown):
+                if callable(on_unknown):
                     return Run(step, lock, ask=on_unknown)
+            if mode == "at_most_once" and not unrun:
                 self._unrun[name, key] = self._seq + 1
                 await self._journal_step(Kind.STEP_STARTED, step, {})
             return Run(step, lock)
@@ -424,11 +444,10 @@ class Held:
         """It raised; run again only when someone says so. (What could not be found out stays unknown.)"""
         if run.ask is not None:
             return
-        error = f"{type(exc).__name__}: {exc}"
         await self._sure()
         async with self._slot.lock:
             await self._landed_before(run)
-            await self._journal_step(Kind.STEP_FAILED, run.step, {"error": error[: steps.MAX_ERROR]})
+            await self._journal_step(Kind.STEP_FAILED, run.step, {"error": steps.error_text(exc)})
 
     async def _journal_step(self, kind: Kind, step: Step, note: Data, result: bytes | None = None) -> None:
         draft = self._slot.draft()

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from inspect import signature
+from inspect import isasyncgen, isasyncgenfunction, iscoroutine, isgenerator, isgeneratorfunction, signature
 from typing import Any, Literal
 from uuid import UUID
 
@@ -89,6 +89,26 @@ def checked(name: str, key: str | None, mode: str, on_unknown: object) -> None:
 def check_function(fn: Any) -> None:
     if not callable(fn):
         raise InvalidInput("fn", f"must be a function, not {type(fn).__name__}; its arguments come behind it")
+    if isgeneratorfunction(fn) or isasyncgenfunction(fn):
+        raise InvalidInput("fn", "is a generator, of which calling runs nothing; let it return a list")
+
+
+def check_made(made: Any) -> None:
+    """What a function that has run returns: not something that would run it."""
+    if iscoroutine(made):
+        made.close()
+        raise InvalidInput("fn", "is async, and was not awaited; use the async API for it")
+    if isgenerator(made) or isasyncgen(made):
+        raise InvalidInput("fn", "returned a generator, of which nothing has run; let it return a list")
+
+
+def error_text(exc: Exception) -> str:
+    """What the journal keeps of an exception, whatever that thinks of being read."""
+    try:
+        text = str(exc)
+    except Exception as unread:  # noqa: BLE001  (it is the caller's class)
+        text = f"(unreadable: {type(unread).__name__})"
+    return f"{type(exc).__name__}: {text}"[:MAX_ERROR].encode(errors="backslashreplace").decode()
 
 
 def unknown(step: Step) -> StepUnknown:

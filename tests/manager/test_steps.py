@@ -605,3 +605,71 @@ def test_the_same_for_synchronous_callers(tmp_path, world, url):
     assert set(threads) == {threading.get_ident()}
     assert len(set(world.keys)) == 3
     assert len(world.effects) == 5
+
+
+def generator():
+    yield 1
+
+
+async def async_generator():
+    yield 1
+
+
+@pytest.mark.parametrize("fn", [generator, async_generator])
+async def test_a_function_that_a_call_does_not_run_is_refused(held, fn):
+    """Before anything is journaled; one that only shows it by what it returns has failed, and may be run again."""
+    with pytest.raises(InvalidInput, match="fn: is a generator"):
+        await held.step("list", fn)
+    assert await held.steps() == []
+    with pytest.raises(InvalidInput, match="fn: returned a generator"):
+        await held.step("list", lambda made=fn: made())
+    assert [step.state for step in await held.steps()] == ["failed"]
+    assert await held.step("list", lambda: [1], retry=True) == [1]
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise KeyError
+
+
+@pytest.mark.parametrize("mode", ["idempotent", "at_most_once"])
+@pytest.mark.parametrize("exc", [ValueError("half \ud800"), Unreadable()])
+async def test_an_error_without_a_text_to_store_is_journaled_too(held, exc, mode):
+    """It reaches the caller as it is, and the step has failed."""
+
+    def fails():
+        raise exc
+
+    with pytest.raises(type(exc)) as caught:
+        await held.step("odd", fails, mode=mode)
+    assert caught.value is exc
+    [step] = await held.steps()
+    assert (step.state, step.error.partition(":")[0]) == ("failed", type(exc).__name__)
+    with pytest.raises(StepFailed):
+        await held.step("odd", fails, mode=mode)
+
+
+async def test_a_step_inside_itself_is_refused(held):
+    """It would wait for itself; another one, or another key, may stand inside."""
+
+    async def outer():
+        return await held.step("outer", outer)
+
+    with pytest.raises(InvalidInput, match="by itself"):
+        await asyncio.wait_for(held.step("outer", outer), 5)
+
+    async def around():
+        return await held.step("around", lambda: 1, key="inner") + await held.step("inner", lambda: 1)
+
+    assert await held.step("around", around) == 2
+
+
+@pytest.mark.parametrize("mode", ["idempotent", "at_least_once"])
+async def test_what_was_begun_as_at_most_once_stays_so(ann, bob, world, mode):
+    """Who forgets the mode when he goes on does not charge twice: the unknown is told, until he says what to do."""
+    held = await crashed(ann, bob)
+    with pytest.raises(StepUnknown):
+        await held.step("charge", world.act, mode=mode)
+    assert world.effects == []
+    assert await held.step("charge", world.act, mode=mode, on_unknown="retry") == {"n": 1}
+    await held.release()

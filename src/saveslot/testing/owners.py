@@ -544,9 +544,9 @@ class OwnersMachine(RuleBasedStateMachine):
             assert self.run(call()) == result
         elif state == "failed" and not retry:
             self.refused(call(), StepFailed)
-        elif state == "started" and mode == "at_most_once" and on_unknown == "fail":
+        elif state == "started" and on_unknown == "fail":
             self.refused(call(), StepUnknown)
-        elif state == "started" and mode == "at_most_once" and on_unknown == "skip":
+        elif state == "started" and on_unknown == "skip":
             assert self.did(grip.who, pick, call) is None
             life.steps[name, key] = ("finished", None)
         else:
