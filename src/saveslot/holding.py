@@ -257,6 +257,11 @@ class SessionHolder(SessionReader):
         if self._lifeline is not None:
             await self._lifeline.leave()
 
+    def _tell_holders(self) -> None:
+        """They stay behind, in the caller's hands."""
+        for holder in [] if self._lifeline is None else list(self._lifeline.holders.values()):
+            holder.lose(LeaseLost("its manager was closed: another worker may have the session now"))
+
 
 def _heard(alive: asyncio.Future[Lifeline]) -> None:
     """Why a worker could not be registered matters to nobody whose session cannot be taken: asyncio need not tell."""

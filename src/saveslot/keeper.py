@@ -10,9 +10,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
+from inspect import isawaitable
 from typing import NamedTuple
 
-from saveslot.errors import InvalidInput, SaveslotError
+from saveslot.errors import InvalidInput, LeaseLost, NotFound, SaveslotError
 from saveslot.held import Held
 from saveslot.holding import SessionHolder
 from saveslot.lifeline import jittered
@@ -28,6 +29,8 @@ SWEEP = 60.0
 TIDY = 3600.0
 # Seconds between two upkeeps of the store.
 TEND = 3600.0
+# Seconds until a takeover that raises again and again is tried once more, at most; and how many may wait for that.
+LONGEST, MOST = 60.0, 100
 
 Takeover = Callable[[Held], Awaitable[object]]
 
@@ -60,6 +63,9 @@ class Keeper:
         self._task: asyncio.Task[None] | None = None
         self._tidying: asyncio.Task[None] | None = None
         self._takeovers: set[asyncio.Task[None]] = set()
+        self._waiting = 0  # those of them that will be tried again
+        self._turns = asyncio.Semaphore()
+        self._let_go = True
         self._next_sweep = self._next_upkeep = 0.0
         counted = ("taken_over", "swept", "thinned", "emptied", "removed", "freed_bytes", "errors")
         self._counts: Data = {**dict.fromkeys(counted, 0), "last_error": ""}
@@ -80,10 +86,13 @@ class Keeper:
         """Go on in the background until `stop` or the manager's `close`.
 
         `takeover(held)` is called with each session of a dead worker (`released`: also with those that nobody holds),
-        at most `limit` of them at a time; when it returns the session is let go. Sessions without a sign of life for
-        `stale_after` become failed, as by `cleanup_stale_sessions`. Every `tidy_every` seconds: `thin` does as
-        `thin_all`, `gc` removes deleted sessions after their grace, `gc_after` also those that ended so long ago.
+        at most `limit` of them at a time; when it returns the session is let go, and when it raises it is called again,
+        later and later. Sessions without a sign of life for `stale_after` become failed, as by
+        `cleanup_stale_sessions`. Every `tidy_every` seconds: `thin` does as `thin_all`, `gc` removes deleted sessions
+        after their grace, `gc_after` also those that ended so long ago.
         """
+        if takeover is not None and not callable(takeover):
+            raise InvalidInput("takeover", f"must be a function of a held session, not {type(takeover).__name__}")
         if takeover is None and stale_after is None and gc_after is None and not (thin or gc):
             raise InvalidInput("keeper", "give it something to do: takeover, stale_after, thin, gc or gc_after")
         tidy_every = as_span(tidy_every, "tidy_every")
@@ -95,6 +104,7 @@ class Keeper:
             if age is not None:
                 as_age(age, name)
         await self.stop()
+        self._turns = asyncio.Semaphore(limit)
         self._next_sweep = 0.0
         gc = gc or gc_after is not None
         plan = Plan(takeover, agent_type, limit, released, stale_after, thin, gc, gc_after)
@@ -102,8 +112,12 @@ class Keeper:
         if thin or gc:
             self._tidying = asyncio.create_task(self._keep(plan, self._tidy, tidy_every))  # nobody waits for it
 
-    async def stop(self) -> None:
-        """End it. Takeovers under way are cancelled, and their sessions let go."""
+    async def stop(self, *, let_go: bool = True) -> None:
+        """End it. Takeovers under way are cancelled, and their sessions let go.
+
+        Without `let_go` they stay this worker's, for another to take over once the manager is closed: `close` does so.
+        """
+        self._let_go = let_go
         loops, takeovers = (self._task, self._tidying), list(self._takeovers)
         self._task = self._tidying = None
         for task in takeovers:
@@ -130,7 +144,7 @@ class Keeper:
             await asyncio.sleep(jittered(every))
 
     async def _round(self, plan: Plan) -> None:
-        room = plan.limit - len(self._takeovers)
+        room = min(plan.limit - len(self._takeovers) + self._waiting, MOST - self._waiting)
         if plan.takeover is not None and room > 0:
             for held in await self._holder.claim(plan.agent_type, room, released=plan.released):
                 self._counts["taken_over"] += 1
@@ -156,11 +170,43 @@ class Keeper:
             self._counts[name] += number
 
     async def _take_over(self, takeover: Takeover, held: Held) -> None:
+        """Until it is done, or not ours any more: who let an unfinished one go would leave it to nobody."""
+        wait, what = self._beat, f"takeover of session {held.session.session_id}"
         try:
-            async with held:
-                await takeover(held)
-        except Exception as exc:  # noqa: BLE001  (the caller's code may raise anything; the others go on)
-            self._trouble(f"takeover of session {held.session.session_id}", exc)
+            await held.__aenter__()
+            while not await self._taken_over(takeover, held, what):
+                self._waiting += 1
+                try:
+                    await asyncio.sleep(jittered(wait))
+                finally:
+                    self._waiting -= 1
+                wait = min(2 * wait, LONGEST)
+            await held.release()
+        except asyncio.CancelledError:
+            if self._let_go:
+                await held.release()
+            raise
+        except SaveslotError as exc:
+            self._trouble(what, exc)
+
+    async def _taken_over(self, takeover: Takeover, held: Held, what: str) -> bool:
+        """True when nothing is left to do."""
+        async with self._turns:
+            try:
+                await held.refresh()
+            except (LeaseLost, NotFound):
+                return True  # it was ended, or is another's
+            except SaveslotError as exc:
+                self._trouble(what, exc)
+                return False
+            try:
+                made = takeover(held)
+                if isawaitable(made):
+                    await made
+            except Exception as exc:  # noqa: BLE001  (the caller's code may raise anything; the others go on)
+                self._trouble(what, exc)
+                return False
+            return True
 
     def _trouble(self, what: str, exc: Exception) -> None:
         # Nobody waits for background work: `stats` and the log tell. Ids only, never content.

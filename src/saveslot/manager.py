@@ -129,10 +129,11 @@ class SessionManager(SessionCollector):
 
     async def close(self) -> None:
         """Finish the writes under way, then let the store go. What is still held is an orphan at once."""
-        await self.keeper.stop()
+        await self.keeper.stop(let_go=False)
         if self.running:
             await asyncio.wait(self.running)
         await self._leave()
+        self._tell_holders()
         await self._store.close()
 
     async def stats(self, *, level: Level = "strong", max_age: float = MAX_AGE) -> Data:
