@@ -459,7 +459,7 @@ def test_a_late_writer_is_refused_and_can_look(make, durable):
     """Who has not seen the newest entry is told so, once; after a look it goes on, and nothing was overwritten."""
     one, two = make(url=durable), make(url=durable)
     one.create("a", {"n": 1})
-    with pytest.raises(Conflict):
+    with pytest.raises(Conflict, match=r"read the history again \(get_all\), then decide anew"):
         two.create("b", {"n": 2})
     assert two.create("b", {"n": 2}).id == "s:2"
     with pytest.raises(Conflict):

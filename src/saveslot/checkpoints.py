@@ -149,8 +149,9 @@ class CheckpointManager:
     def import_checkpoints(self, json: str) -> int:
         """Add what `export` wrote, or nothing if anything is wrong with it; how many there were.
 
-        A number is kept where it is free (behind the newest of this history), or becomes the next free one; so a
-        checkpoint of another session keeps its number under this one's id.
+        A number is kept where it is free (behind the newest of this history, by at most 100,000 more than there are
+        checkpoints in it: each that is left out takes an entry), or becomes the next free one; so a checkpoint of
+        another session keeps its number under this one's id.
         """
         items = _parsed(json)
         if not items:
@@ -276,6 +277,10 @@ class _Whole(Draft):
         self.group.entries[-1].kind = Kind.ROLLBACK
 
 
+class _Slot(Slot):
+    look = "read the history again (get_all)"
+
+
 class _Memory(_Log):
     def __init__(self, session_id: str) -> None:
         super().__init__(session_id)
@@ -363,7 +368,7 @@ class _Stored(_Log):
             if self._head is None:
                 return Draft(fresh_key(), beginning(), codec.MAX_STATE)
             key, at = self._head.row.key, Point.of(self._head)
-            self._slot = Slot(store, self.session_id, key, at, codec.MAX_STATE)
+            self._slot = _Slot(store, self.session_id, key, at, codec.MAX_STATE)
         await self._slot.load_data()
         draft = self._slot.draft()
         state = follow(draft.at.state, verb)
@@ -375,7 +380,7 @@ class _Stored(_Log):
         if self._slot is None:
             row = Row(draft.group.key, NAMESPACE, self.session_id)
             draft.group = creation(row, draft)
-            self._slot = Slot(store, self.session_id, row.key, draft.at, codec.MAX_STATE)
+            self._slot = _Slot(store, self.session_id, row.key, draft.at, codec.MAX_STATE)
         await self._told(self._slot.append(draft))
         self._landed(draft)
 

@@ -22,6 +22,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+# To whoever uses in a forked child what came along.
+FORKED = "this was opened before the process forked, and belongs to its parent; open it again in the child"
+
 
 class SaveslotError(Exception):
     """Something Saveslot refused or could not do."""

@@ -14,9 +14,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
-from saveslot.errors import InvalidInput, LeaseLost, SaveslotError, Unavailable
+from saveslot.errors import FORKED, InvalidInput, LeaseLost, SaveslotError, Unavailable
 from saveslot.log import Worker
 from saveslot.model import as_span
 from saveslot.stores import Store
@@ -107,6 +108,14 @@ class Lifeline:
                 await self._store.beat((), self.row)
             except SaveslotError:
                 return  # its time will run out all the same
+
+    def forked(self) -> None:
+        """In the child: the worker is its parent, and so is the owner of what is held."""
+        self.dead = LeaseLost(FORKED)
+        for holder in list(self.holders.values()):
+            with suppress(RuntimeError):  # an event loop in debug mode minds being told by another thread
+                holder.lose(self.dead)
+        self.holders.clear()
 
     @property
     def patience(self) -> int:

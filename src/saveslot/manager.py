@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from itertools import accumulate
 from typing import Any, Self
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from msgspec.structs import replace
 
@@ -48,13 +49,13 @@ from saveslot.model import (
     now,
     stand,
 )
-from saveslot.recent import MAX_AGE, Level
+from saveslot.recent import MAX_AGE, Level, Recent
 from saveslot.retention import DEFAULT, OWN, Retention, Rules, as_rule
 from saveslot.saving import Save, drafted
 from saveslot.sealing import SealedStore
 from saveslot.settling import settled
 from saveslot.slot import ABOUT, Draft, Point, Slot, beginning, creation, refusal
-from saveslot.slots import Doubts
+from saveslot.slots import Doubts, Slots
 from saveslot.stores import Store
 from saveslot.stores.chained import ChainedStore
 from saveslot.stores.memory import MemoryStore
@@ -115,11 +116,29 @@ class SessionManager(SessionCollector):
             retention=retention,
         )
         self.session_ttl_hours = session_ttl_hours
-        chores = Chores(self.cleanup_stale_sessions, self.thin_all, self._collect)
-        self.keeper = Keeper(self, chores, worker_beat, self._store)
+        self._worker_beat = worker_beat
+        self.keeper = self._keeper()
         self._births = Doubts()
         self._deaths = Doubts()
         self._deleting = WeakValueDictionary[str, asyncio.Lock]()
+        _managers.add(self)
+
+    def _keeper(self) -> Keeper:
+        chores = Chores(self.cleanup_stale_sessions, self.thin_all, self._collect)
+        return Keeper(self, chores, self._worker_beat, self._store)
+
+    def _forked(self) -> None:
+        """In the child: the tasks of its parent are not there, so nobody may wait for one, nor for what it has taken.
+        What was held stays the parent's, unless the store was copied too.
+        """
+        self.keeper = self._keeper()
+        self.running.clear()
+        self._recent, self._slots = Recent(self._store), Slots()
+        self._starting = asyncio.Lock()
+        self._deleting.clear()
+        lifeline, self._lifeline = self._lifeline, None
+        if lifeline is not None and not self._store.forks:
+            lifeline.forked()
 
     async def __aenter__(self) -> Self:
         return self
@@ -128,7 +147,10 @@ class SessionManager(SessionCollector):
         await self.close()
 
     async def close(self) -> None:
-        """Finish the writes under way, then let the store go. What is still held is an orphan at once."""
+        """Finish the writes under way, then let the store go. What is still held is an orphan at once.
+
+        In a forked child nothing happens to what its parent opened.
+        """
         await self.keeper.stop(let_go=False)
         if self.running:
             await asyncio.wait(self.running)
@@ -643,6 +665,18 @@ class SessionManager(SessionCollector):
         self._slots.forget(slot)
         outcome = Outcome.MISSING if head is None else Outcome.CONFLICT
         return refusal(slot.session_id, Verdict(outcome, head=head and head.last), seen)
+
+
+_managers: WeakSet[SessionManager] = WeakSet()
+
+
+def _forked() -> None:
+    for manager in list(_managers):
+        manager._forked()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _named(session: AgentSession | str) -> tuple[AgentSession | None, str]:

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
-from saveslot.errors import Unavailable
+from saveslot.errors import FORKED, Unavailable
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -127,9 +127,7 @@ class Resident(Generic[T]):
 
     def run(self, verb: Callable[[T], Coroutine[Any, Any, R]]) -> R:
         if self._portal is not _current:
-            raise Unavailable(
-                "this was opened before the process forked, and belongs to its parent; open it again in the child"
-            )
+            raise Unavailable(FORKED)
         return self._portal.run(verb(self.value))
 
     def part(self, value: R) -> Part[R]:

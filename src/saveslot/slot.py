@@ -34,6 +34,8 @@ ENDING_KINDS = frozenset({Kind.COMPLETED, Kind.FAILED, Kind.TOMBSTONE})
 UNFINISHED = b"\x01"
 # Bytes that a slot takes beside states and frames, about.
 EACH = 1400
+# What to do first, for those who were overtaken.
+LOOK = "read the session again (refresh or get_session)"
 APPENDED, ALREADY, CHECKPOINT = Outcome.APPENDED, Outcome.ALREADY, Kind.CHECKPOINT
 
 
@@ -261,6 +263,8 @@ class Turns:
 
 
 class Slot:
+    look = LOOK
+
     def __init__(self, store: Store, session_id: str, key: bytes, at: Point, limit: int) -> None:
         self.session_id = session_id
         self.key = key
@@ -322,7 +326,7 @@ class Slot:
             self._last = None if caller is None else (draft, verdict, caller)
             return verdict
         self.refused = True
-        raise refusal(self.session_id, verdict, draft.group.entries[0].seq - 1, self.mine)
+        raise refusal(self.session_id, verdict, draft.group.entries[0].seq - 1, self.mine, self.look)
 
     async def settle(self) -> tuple[Draft, Verdict] | None:
         """Send again what nobody knows the fate of; what it was, if there was any. One that landed unheard is told."""
@@ -381,7 +385,9 @@ class Slot:
         if head is None or head.last.append_id != self.at.append_id:
             self.refused = True
             outcome = Outcome.MISSING if head is None else Outcome.CONFLICT
-            raise refusal(self.session_id, Verdict(outcome, head=head and head.last), self.at.seq) from why
+            raise refusal(
+                self.session_id, Verdict(outcome, head=head and head.last), self.at.seq, look=self.look
+            ) from why
 
 
 def rebuilt(session_id: str, entry: Entry, frames: list[Entry]) -> codec.State:
@@ -394,8 +400,11 @@ def rebuilt(session_id: str, entry: Entry, frames: list[Entry]) -> codec.State:
         raise Corrupt(where, exc.reason) from exc
 
 
-def refusal(session_id: str, verdict: Verdict, seen: int, mine: int | None = None) -> SaveslotError:
-    """The error that a verdict stands for, to someone who holds the session under the fence `mine`, or to another."""
+def refusal(session_id: str, verdict: Verdict, seen: int, mine: int | None = None, look: str = LOOK) -> SaveslotError:
+    """The error that a verdict stands for, to someone who holds the session under the fence `mine`, or to another.
+
+    `look` is how that someone sees what came meanwhile.
+    """
     match verdict.outcome:
         case Outcome.MISSING:
             return NotFound(f"session {session_id} was deleted; create it again, or read the new one (get_session)")
@@ -411,7 +420,7 @@ def refusal(session_id: str, verdict: Verdict, seen: int, mine: int | None = Non
             came = "" if head is None else f": the newest is entry {head.seq} ({head.name})"
             return Conflict(
                 f"session {session_id}: someone wrote after entry {seen}, on which this would build{came}; "
-                "nothing was stored; read the session again (refresh or get_session), then decide anew",
+                f"nothing was stored; {look}, then decide anew",
                 seen=seen,
                 head=0 if head is None else head.seq,
             )

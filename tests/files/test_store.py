@@ -166,6 +166,99 @@ def test_symbolic_links_are_refused(store, tmp_path):
     assert target.read_text() == "secret: 1\n"
 
 
+def test_an_error_names_the_file_that_is_meant(tmp_path, monkeypatch):
+    """What is to be removed is named, and never the folder around it."""
+    monkeypatch.chdir(tmp_path)
+    store = CheckpointStore("folder")
+    (tmp_path / "folder" / "link.yaml").symlink_to(tmp_path)
+    with pytest.raises(InvalidInput) as told:
+        store.delete("link")
+    assert told.value.path == str(Path("folder", "link.yaml"))
+    (tmp_path / "folder" / "quarantine").symlink_to(tmp_path)
+    (tmp_path / "folder" / "t.yaml").write_text("{")
+    with pytest.raises(InvalidInput, match="symbolic link") as told:
+        store.read("t")
+    assert told.value.path == str(Path("folder", "quarantine"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput) as told:
+        CheckpointStore("file")
+    assert told.value.path == "file"
+
+
+def test_a_write_that_failed_leaves_nothing_behind(store, monkeypatch):
+    """On a full disk the part that was written gives its room back."""
+    store.write("s", {"version": "old"})
+
+    def full(file):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(folder.os, "fsync", full)
+        with pytest.raises(Unavailable, match="disk is full"):
+            store.write("s", {"version": "new"})
+    assert sorted(path.name for path in store.checkpoints_dir.iterdir()) == [".lock", "s.yaml"]
+    assert store.read("s")["version"] == "old"
+
+
+class WithoutCase:
+    """`os` as `folder` sees it on a Mac: a name leads to the entry that differs by case alone."""
+
+    def __getattr__(self, name):
+        real = getattr(os, name)
+        if name in {"open", "stat", "unlink"}:
+            return lambda path, *args, **options: real(self.found(path, options.get("dir_fd")), *args, **options)
+        if name == "rename":
+            return lambda a, b, **at: real(a, self.found(b, at["dst_dir_fd"]), **at)
+        return real
+
+    def found(self, path, at):
+        there = [] if at is None else os.listdir(at)  # noqa: PTH208  (by descriptor)
+        return next((name for name in there if name.lower() == str(path).lower()), path)
+
+
+def test_two_ids_never_share_a_file(store, monkeypatch):
+    """Where the file system takes a for A, the second id is refused, and the first one's checkpoint stays."""
+    for session_id in ("Case", "case"):
+        store.write(session_id, {"mine": session_id})
+    assert [store.read(session_id)["mine"] for session_id in ("Case", "case")] == ["Case", "case"]
+
+    monkeypatch.setattr(folder, "os", WithoutCase())
+    store = CheckpointStore(store.checkpoints_dir.with_name("mac"))
+    store.write("a", {"n": 1})
+    with pytest.raises(InvalidInput, match=r"A\.yaml and a\.yaml"):
+        store.write("A", {"n": 2})
+    assert store.read("A") is None
+    store.delete("A")
+    assert store.read("a")["n"] == 1
+    assert store.list_sessions() == ["a"]
+    store.write("a", {"n": 3})
+    store.delete("a")
+    store.write("A", {"n": 4})
+    assert store.list_sessions() == ["A"]
+
+
+def test_names_that_are_one_without_case():
+    assert folder.twin("A.yaml", ["b.yaml", "a.yaml"]) == "a.yaml"
+    assert folder.twin("straße.yaml", ["STRASSE.yaml"]) == "STRASSE.yaml"
+    assert folder.twin("É.yaml", ["e\u0301.yaml"]) == "e\u0301.yaml"
+    assert folder.twin("a.yaml", ["a.yaml", "A.yaml"]) is None
+    assert folder.twin("a.yaml", ["b.yaml"]) is None
+
+
+@pytest.mark.parametrize("wrong", ["", 5, b"x", True, "a\0b", "~nobody-of-that-name/x"])
+def test_a_folder_is_named_by_a_path(wrong, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput) as told:
+        CheckpointStore(wrong)
+    assert told.value.path == "checkpoints_dir"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tilde_is_the_users_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert CheckpointStore("~/mine").checkpoints_dir == tmp_path / "mine"
+
+
 def test_pipes_and_folders_do_not_hold_a_reader(store):
     os.mkfifo(store.checkpoints_dir / "pipe.yaml")
     (store.checkpoints_dir / "folder.yaml").mkdir()

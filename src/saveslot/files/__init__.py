@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from saveslot.errors import InvalidInput, SaveslotError
 from saveslot.files.document import Document, dumped, loaded, parser
@@ -49,7 +49,7 @@ class CheckpointStore:
 
     def __init__(self, checkpoints_dir: str | os.PathLike[str] | None = None) -> None:
         parser()  # missing? better said now than at the first read
-        self.checkpoints_dir = Path(checkpoints_dir) if checkpoints_dir is not None else data_folder() / "checkpoints"
+        self.checkpoints_dir = data_folder() / "checkpoints" if checkpoints_dir is None else _path(checkpoints_dir)
         self.quarantined: list[Quarantined] = []
         self._folder = Folder(self.checkpoints_dir)
         with self._folder.opened(make=True):
@@ -182,6 +182,20 @@ class CheckpointStore:
             moved = self._folder.set_aside(at, name)
         self.quarantined.append(Quarantined(session_id, moved, reason))
         LOG.warning("the checkpoint of session %s %s; moved to %s", session_id, reason, moved)
+
+
+def _path(value: Any) -> Path:
+    told: object = value
+    if isinstance(value, os.PathLike):
+        told = os.fspath(cast("os.PathLike[Any]", value))
+    if not isinstance(told, str) or not told or "\0" in told:
+        raise InvalidInput(
+            "checkpoints_dir", f"must be the path of a folder, not {value!r}; use None for the user's own"
+        )
+    try:
+        return Path(told).expanduser()
+    except RuntimeError as exc:
+        raise InvalidInput("checkpoints_dir", f"{told!r}: {exc}") from None
 
 
 def _days(value: Any) -> timedelta:

@@ -13,8 +13,8 @@ import stat
 import sys
 import time
 import unicodedata
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -39,7 +39,10 @@ _DEVICE = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 
 
 def file_name(session_id: str) -> str:
-    """`<session_id>.yaml`, with what a path must not hold written as %2F; two ids never share a name."""
+    """`<session_id>.yaml`, with what a path must not hold written as %2F; two ids never share a name.
+
+    Where a is A to the file system, two names may still be one file: see `Folder.taken`.
+    """
     as_name(session_id, "session_id")
     ascii_only = unicodedata.normalize("NFC", session_id) != session_id  # some file systems would change its letters
     made = "".join(_escaped(char, ascii_only=ascii_only) for char in session_id)
@@ -61,6 +64,16 @@ def session_of(name: str) -> str | None:
         return session_id if file_name(session_id) == name else None
     except (UnicodeDecodeError, InvalidInput):
         return None
+
+
+def twin(name: str, there: Iterable[str]) -> str | None:
+    """The one of these that a file system which knows no case takes for that name; None if that is none, or itself."""
+    mine, found = _folded(name), set(there)
+    return None if name in found else next((other for other in found if _folded(other) == mine), None)
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
 
 
 def _escaped(char: str, *, ascii_only: bool) -> str:
@@ -86,6 +99,7 @@ class Folder:
         if sys.platform == "win32":
             raise InvalidInput("CheckpointStore", "needs the file locks of Linux or macOS; use sqlite:///file.db here")
         self.path = path
+        self._folds: bool | None = None  # a is A here; None: not asked yet
 
     @contextmanager
     def opened(self, *, make: bool = False) -> Generator[int | None]:
@@ -102,7 +116,7 @@ class Folder:
             yield None
             return
         except OSError as exc:
-            raise self._failed(exc, str(self.path)) from exc
+            raise self._failed(exc) from exc
         try:
             yield at
         finally:
@@ -148,7 +162,7 @@ class Folder:
                     if name.endswith(SUFFIX) and name[0] != "." and entry.is_file(follow_symlinks=False):
                         yield name
         except OSError as exc:
-            raise self._failed(exc, str(self.path)) from exc
+            raise self._failed(exc) from exc
 
     def read(self, at: int, name: str) -> bytes | None:
         """A file's bytes (one more than the limit at most), or None when it is not there."""
@@ -157,6 +171,8 @@ class Folder:
 
     def version(self, at: int, name: str) -> tuple[bytes, Mark] | None:
         """The same, and which version of the file they are."""
+        if self.taken(at, name):
+            return None
         try:
             file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
         except FileNotFoundError:
@@ -190,6 +206,9 @@ class Folder:
 
     def replace(self, at: int, name: str, data: bytes) -> None:
         """Durable when this returns. Until then, and whenever it fails, the version before is there."""
+        if other := self.taken(at, name):
+            reason = f"{name} and {other}, which is there, are one file in {self.path}: it does not tell a from A"
+            raise InvalidInput("session_id", f"{reason}; choose another id, or another folder")
         try:
             self._refuse_link(at, name)
             self._discard(at, DRAFT)  # of a writer that was killed
@@ -205,24 +224,29 @@ class Folder:
             os.rename(DRAFT, name, src_dir_fd=at, dst_dir_fd=at)
             os.fsync(at)
         except OSError as exc:
+            with suppress(OSError):  # on a full disk it would keep what is left
+                self._discard(at, DRAFT)
             raise self._failed(exc, name) from exc
 
     def remove(self, at: int, names: list[str]) -> None:
         """Gone for good when this returns; one that is not there is fine."""
-        try:
-            for name in names:
+        for name in names:
+            try:
                 self._refuse_link(at, name)
-                self._discard(at, name)
+                if not self.taken(at, name):
+                    self._discard(at, name)
+            except OSError as exc:
+                raise self._failed(exc, name) from exc
+        try:
             if names:
                 os.fsync(at)
         except OSError as exc:
-            raise self._failed(exc, str(self.path)) from exc
+            raise self._failed(exc) from exc
 
     def set_aside(self, at: int, name: str) -> Path:
         """Move a file into `quarantine/`, under a name that is free there."""
+        there = self._quarantine(at)
         try:
-            (self.path / QUARANTINE).mkdir(mode=0o700, exist_ok=True)
-            there = os.open(QUARANTINE, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
             try:
                 taken, free, n = set(os.listdir(there)), name, 1  # noqa: PTH208  (by descriptor)
                 while free in taken:
@@ -236,6 +260,32 @@ class Folder:
         except OSError as exc:
             raise self._failed(exc, name) from exc
         return self.path / QUARANTINE / free
+
+    def _quarantine(self, at: int) -> int:
+        try:
+            (self.path / QUARANTINE).mkdir(mode=0o700, exist_ok=True)
+            return os.open(QUARANTINE, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+        except OSError as exc:
+            if exc.errno in {errno.ELOOP, errno.ENOTDIR, errno.EEXIST}:
+                where, reason = self.path / QUARANTINE, "is a symbolic link or no folder; it is not followed, remove it"
+                raise InvalidInput(str(where), reason) from exc
+            raise self._failed(exc, QUARANTINE) from exc
+
+    def taken(self, at: int, name: str) -> str | None:
+        """The file of another session that this folder takes for the one of that name; None where a is not A.
+
+        Asked of the folder itself: does it know its lock by another name?
+        """
+        try:
+            if self._folds is None:
+                lock = self.mark(at, LOCK)
+                if lock is None:
+                    return None  # nobody has written here yet
+                other = self.mark(at, LOCK.upper())
+                self._folds = other is not None and other.inode == lock.inode
+            return twin(name, os.listdir(at)) if self._folds else None
+        except OSError as exc:
+            raise self._failed(exc) from exc
 
     def _refuse_link(self, at: int, name: str) -> None:
         try:
@@ -251,7 +301,7 @@ class Folder:
         except FileNotFoundError:
             return
 
-    def _failed(self, exc: OSError, name: str) -> InvalidInput | Unavailable:
+    def _failed(self, exc: OSError, name: str = "") -> InvalidInput | Unavailable:
         where = self.path / name
         match exc.errno:
             case errno.ELOOP:

@@ -30,6 +30,7 @@ from saveslot.log import (
     Verdict,
 )
 from saveslot.stores import Store
+from saveslot.stores.forking import guard
 from saveslot.stores.passing import PassingStore
 
 LINK = 16
@@ -96,6 +97,12 @@ class ChainedStore(PassingStore):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self._tips: dict[bytes, Tip] = {}
+        if not self.forks:
+            guard(self)
+
+    def give_up(self, instead: Store) -> Store:
+        given, self._inner = self._inner, instead
+        return given
 
     @property
     def stored(self) -> Store:

@@ -57,6 +57,8 @@ class _Crewman(msgspec.Struct):
 
 
 class MemoryStore:
+    forks = True  # a child goes on with a copy
+
     def __init__(self, clock: Callable[[], int] = clock, uptime: Callable[[], int] = uptime) -> None:
         self._clock = clock
         self._uptime = uptime

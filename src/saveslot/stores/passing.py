@@ -17,6 +17,11 @@ class PassingStore:
         """True when only one can write at a time, whatever they write to."""
         return getattr(self._inner, "serial", False)
 
+    @property
+    def forks(self) -> bool:
+        """True when a forked child has a store of its own by that, with all that was in its parent's."""
+        return getattr(self._inner, "forks", False)
+
     async def append(self, groups: Sequence[Group]) -> list[Verdict]:
         return await self._inner.append(groups)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import apsw
 
 from saveslot.errors import Corrupt, InvalidInput, Unavailable
+from saveslot.stores.sqlite_forking import opening
 
 APPLICATION_ID = 0x53_41_56_45  # "SAVE", in the file's header
 # How long a read waits for a lock (only recovery after a crash takes one), and opening for another process's migration.
@@ -45,7 +46,9 @@ def prepared(path: str, vfs: str | None, busy: Wait = wait) -> apsw.Connection:
 
 
 def connect(path: str, vfs: str | None, busy: Wait = wait, flags: int = OPEN) -> apsw.Connection:
-    connection = apsw.Connection(path, flags, vfs=vfs)
+    with opening(path) as noted:
+        connection = apsw.Connection(path, flags, vfs=vfs)
+        noted.add(connection)
     connection.set_busy_handler(busy)
     # Plans do not depend on what is bound: else SQLite would prepare most selects anew each time that they run.
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)

@@ -55,6 +55,10 @@ class TieredStore(PassingStore):
         """Valkey by its URL. It need not be there: it is used when it answers."""
         return cls(durable, url, ttl)
 
+    @property
+    def forks(self) -> bool:
+        return False  # Valkey's connections do not
+
     def metrics(self) -> dict[str, Any]:
         return {"hot": self._hot.metrics(), **self._durable.metrics()}
 
