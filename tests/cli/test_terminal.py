@@ -85,6 +85,17 @@ def test_rm_asks_first(terminal, samples, run):
     assert run("show", "nightly").code == 5
 
 
+def test_rm_shows_the_whole_id_it_asks_about(terminal, samples, run):
+    """A beginning is enough where a person sees what is meant."""
+    run("rm", "lesson-1", "--yes")
+    asked = terminal("rm", "lesson-1")
+    seen = asked.until("delete it? [y/N]")
+    assert "  lesson-10  grader" in seen
+    asked.type("n\n")
+    assert asked.end() == 1
+    assert run("show", "lesson-10").code == 0
+
+
 def test_top_is_live_until_ctrl_c(terminal, samples):
     """It shows what others write meanwhile, and leaves the terminal as it was."""
     view = terminal("top", "--every", "0.2")

@@ -434,11 +434,14 @@ async def audit(
 ) -> None:
     screen = common.screen
     async with common.sessions() as sessions:
-        try:
-            session_id = (await target.find_session(sessions, what)).session_id
-        except NotFound:
-            session_id = what
-        trail = await sessions.audit(session_id, link=link)
+        try:  # first as it was typed: a deleted session must not be taken for one that begins with its id
+            trail = await sessions.audit(what, link=link)
+        except NotFound as unheard:
+            try:
+                session = await target.find_session(sessions, what)
+            except NotFound:
+                raise unheard from None
+            trail = await sessions.audit(session.session_id, link=link)
     if screen.json:
         screen.data({**msgspec.to_builtins(trail), "head": trail.head})
     else:
@@ -448,7 +451,7 @@ async def audit(
             for line in trail.lines
         ]
         screen.table(columns, rows)
-        note(f"{session_id} is {trail.state}; newest link {trail.head or '(none)'}")
+        note(f"{trail.session_id} is {trail.state}; newest link {trail.head or '(none)'}")
     if trail.misfit is not None:
         note(f"saveslot: entry {trail.misfit} {trail.wrong}")
         if verify or link is not None:
