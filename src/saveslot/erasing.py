@@ -110,9 +110,7 @@ async def _batches(store: SealedStore, key: bytes) -> AsyncIterator[list[Entry]]
 
 def _holding(entries: Iterable[Entry]) -> int:
     """Of an emptied entry the seal of its note is left. A tombstone says nothing but that it is one."""
-    return sum(
-        entry.size > min(len(entry.note or b""), SEAL) for entry in entries if entry.kind is not Kind.TOMBSTONE
-    )
+    return sum(entry.size > min(len(entry.note or b""), SEAL) for entry in entries if entry.kind is not Kind.TOMBSTONE)
 
 
 async def scrubbed(store: SealedStore) -> None:

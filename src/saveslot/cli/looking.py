@@ -103,9 +103,9 @@ def listing(found: Sequence[AgentSession], screen: Screen) -> tuple[list[Column]
     users, held = (any(getattr(s, part) for s in found) for part in ("user_id", "owner"))
     contexts = [_context(session) for session in found]
     about = any(text for text, _ in contexts)
-    columns = [Column("ID"), Column("STATE"), Column("AGENT")]
-    columns += [Column("USER")] * users
-    columns += [Column("OWNER")] * held
+    columns = [Column("ID", name=True), Column("STATE"), Column("AGENT", name=True)]
+    columns += [Column("USER", name=True)] * users
+    columns += [Column("OWNER", name=True)] * held
     columns += [Column("ENTRIES", right=True)]
     columns += (
         [Column("AGE", right=True), Column("SEEN", right=True)]
@@ -341,8 +341,8 @@ def history(
         Column("SEQ", right=True),
         Column("AGE", right=True) if screen.terminal else Column("TIME"),
         Column("KIND"),
-        Column("NAME"),
-        *([Column("OWNER")] * held),
+        Column("NAME", name=True),
+        *([Column("OWNER", name=True)] * held),
         Column("BYTES", right=True),
         Column("CHANGED", wide=True),
     ]
@@ -445,7 +445,13 @@ async def audit(
     if screen.json:
         screen.data({**msgspec.to_builtins(trail), "head": trail.head})
     else:
-        columns = [Column("SEQ", right=True), Column("TIME"), Column("KIND"), Column("NAME"), Column("HELD BY")]
+        columns = [
+            Column("SEQ", right=True),
+            Column("TIME"),
+            Column("KIND"),
+            Column("NAME", name=True),
+            Column("HELD BY", name=True),
+        ]
         rows: list[list[Cell]] = [
             [str(line.seq), f"{line.timestamp:%Y-%m-%d %H:%M:%S}", line.kind, line.name, line.held_by]
             for line in trail.lines
