@@ -11,11 +11,12 @@ Each step finds what is left to do by itself: killed anywhere, the next call goe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 
 from saveslot import codec
+from saveslot.codec.frame import SEAL
 from saveslot.errors import Corrupt
-from saveslot.log import Outcome, Query, Row
+from saveslot.log import Entry, Outcome, Query, Row
 from saveslot.model import OWNER_KINDS, Kind
 from saveslot.rewrapping import every
 from saveslot.sealing import SealedStore
@@ -85,13 +86,31 @@ async def erase(store: SealedStore, row: Row) -> int:
     key = row.key
     await _buried(store, key)
     await _destroyed(store, row)
-    emptied, first = 0, 1
-    while entries := await store.stored.entries(key, [(first, first + BATCH - 1)], frames=False):
-        first = entries[-1].seq + 1
+    emptied = 0
+    async for entries in _batches(store, key):
+        emptied += _holding(entries)
         # All of them, also those that are empty already: a copy in Valkey may have been out of reach then.
-        emptied += await store.empty(key, [e.seq for e in entries if e.kind not in OWNER_KINDS], notes=True)
+        await store.empty(key, [e.seq for e in entries], notes=True)
     await store.empty(key, (), body=(NOTHING, b""))
     return emptied
+
+
+async def holding(store: SealedStore, row: Row) -> int:
+    """How many entries `erase` would find that hold something. Nothing is changed, and no frame is read."""
+    return sum([_holding(entries) async for entries in _batches(store, row.key)])
+
+
+async def _batches(store: SealedStore, key: bytes) -> AsyncIterator[list[Entry]]:
+    """All entries but those of who held it, which stay as they are."""
+    first = 1
+    while entries := await store.stored.entries(key, [(first, first + BATCH - 1)], frames=False):
+        first = entries[-1].seq + 1
+        yield [entry for entry in entries if entry.kind not in OWNER_KINDS]
+
+
+def _holding(entries: Iterable[Entry]) -> int:
+    """Of an emptied entry the seal of its note is left. A tombstone says nothing but that it is one."""
+    return sum(entry.size > min(len(entry.note or b""), SEAL) for entry in entries if entry.kind is not Kind.TOMBSTONE)
 
 
 async def scrubbed(store: SealedStore) -> None:

@@ -408,7 +408,7 @@ class SessionManager(SessionCollector):
 
         Also what was only deleted before. Entries stay, without content: `audit` shows them. Held sessions are erased
         too; their holders are told at their next verb. Interrupted, the next call goes on; a second one finds nothing.
-        The ids, and how many entries held something.
+        The ids, and how many entries held something; with `dry_run` those that would go.
         """
         if (session_id is None) == (user_id is None):
             raise InvalidInput("erase", "name a session or a user, one of them")
@@ -420,10 +420,13 @@ class SessionManager(SessionCollector):
         else:
             rows = await erasing.of_user(self._store, self.namespace, as_name(user_id, "user_id"))
         told: Data = {"sessions": sorted({row.session_id for row in rows}), "entries": 0}
+        for row in rows:
+            if dry_run:
+                told["entries"] += await erasing.holding(self._store, row)
+                continue
+            told["entries"] += await erasing.erase(self._store, row)
+            self._slots.forget(self._slots.get(row.session_id))
         if not dry_run:
-            for row in rows:
-                told["entries"] += await erasing.erase(self._store, row)
-                self._slots.forget(self._slots.get(row.session_id))
             await erasing.scrubbed(self._store)
         return told
 

@@ -62,6 +62,9 @@ def test_thin_drops_what_is_not_kept_or_pinned(run, samples):
     assert run("doctor").code == 0
     assert run("pin", "lesson-1@session_paused").code == 2
     assert run("thin", "nobody").code == 5
+    refused = run("thin", "lesson-", "--max", "1", "--apply")
+    assert refused.code == 5
+    assert "give the whole id" in refused.err
 
 
 def test_the_keeper_tells_what_it_thinned_and_removed(spawn, samples):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+import os
 import signal
 import sys
 import time
 
 import pytest
+
+import saveslot
 
 
 @pytest.fixture
@@ -39,6 +43,74 @@ def test_an_export_goes_to_a_file_when_it_is_complete(run, exported, tmp_path):
     assert path.read_text() == exported.read_text()
     assert [file.name for file in path.parent.iterdir()] == ["copy.json"]
     assert run("export", "lesson-1", "-o", str(tmp_path / "no" / "folder.json")).code == 2
+
+
+def test_an_export_is_private_unless_the_file_was_not(run, samples, tmp_path):
+    """A new file is its owner's; one that is replaced stays as readable as it was."""
+    path = tmp_path / "copy.json"
+    assert run("export", "lesson-1", "-o", str(path)).code == 0
+    assert path.stat().st_mode & 0o777 == 0o600
+    for mode in (0o640, 0o644, 0o400):
+        path.chmod(mode)
+        assert run("export", "lesson-10", "-o", str(path)).code == 0
+        assert path.stat().st_mode & 0o777 == mode
+    assert json.loads(path.read_text())["session"]["session_id"] == "lesson-10"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_export_follows_links(run, exported, tmp_path, there):
+    """What a link points at is written, or made; the link stays one."""
+    (tmp_path / "far").mkdir()
+    path, link = tmp_path / "far" / "copy.json", tmp_path / "link.json"
+    if there:
+        path.write_text("old")
+    link.symlink_to("far/copy.json")
+    assert run("export", "lesson-1", "-o", str(link)).code == 0
+    assert link.is_symlink()
+    assert path.read_text() == exported.read_text()
+    assert [file.name for file in path.parent.iterdir()] == ["copy.json"]
+
+
+def test_an_export_into_a_named_pipe(spawn, run, exported, tmp_path):
+    """The pipe stays one, and its reader gets everything."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = spawn("export", "lesson-1", "-o", str(pipe), "--json")
+    text = pipe.read_text()
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert text == exported.read_text()
+    assert json.loads(out)["bytes"] == len(text.encode())
+    assert pipe.is_fifo()
+
+
+def test_a_reader_of_a_named_pipe_that_goes_away_is_no_error(spawn, samples, tmp_path):
+    """It ends as at any other pipe."""
+
+    async def grow() -> None:
+        async with saveslot.open(samples.url) as sessions:
+            await sessions.checkpoint("lesson-1", "long", {"text": [str(n) for n in range(100_000)]})
+
+    asyncio.run(grow())
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = spawn("export", "lesson-1", "-o", str(pipe))
+    with pipe.open("rb") as reader:
+        assert reader.read(1) == b"{"
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (141, "")
+    assert pipe.is_fifo()
+
+
+def test_ctrl_c_while_nobody_reads_the_pipe(spawn, samples, tmp_path):
+    """Once is enough."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = spawn("export", "lesson-1", "-o", str(pipe))
+    time.sleep(2)  # it says nothing before it waits
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert (process.returncode, err) == (130, "")
 
 
 def test_stdin_and_another_id(run, exported, elsewhere, monkeypatch):

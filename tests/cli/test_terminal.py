@@ -45,6 +45,48 @@ def test_json_on_a_terminal_is_json(terminal, samples):
     assert len(json.loads(shown.raw)) == 4
 
 
+def test_json_on_a_terminal_hides_and_moves_nothing(terminal, samples, run):
+    """What a terminal would act upon is escaped there, and is the same JSON; a pipe gets it as it is."""
+    odd = "a\x9b31mb\u202ec\u200bd\u2066e\ufefff\x7fg\u200dh"
+
+    async def save() -> None:
+        async with saveslot.open(samples.url) as sessions:
+            await sessions.create_session("t", context={"odd": odd}, session_id="odd")
+            await sessions.checkpoint("odd", "said", {"odd": odd}, {"odd": odd})
+
+    asyncio.run(save())
+    for argv in (["show", "odd", "--json"], ["log", "odd", "--json"], ["export", "odd"]):
+        shown, piped = terminal(*argv, columns=1000), run(*argv)
+        assert shown.end() == 0
+        sent = shown.raw[shown.raw.index("{" if argv[0] != "log" else "[") :]
+        assert "\\u202e" in sent
+        assert not set(odd) - set("abcdefgh31m\u200d") & set(sent)
+        assert odd in piped.out
+        if argv[0] != "export":  # with a bar in between
+            assert json.loads(sent) == json.loads(piped.out)
+    shown = terminal("show", "odd")
+    assert shown.end() == 0
+    assert "a\\x9b31mb\\u202ec\\u200bd" in shown.seen
+
+
+def test_long_ids_give_way(terminal, samples):
+    """State, numbers and ages are whole beside an id of 200 characters."""
+
+    async def save() -> None:
+        async with saveslot.open(samples.url) as sessions:
+            await sessions.create_session("researcher", "dora", session_id="x" * 200)
+
+    asyncio.run(save())
+    shown = terminal("ls", columns=80)
+    assert shown.end() == 0
+    header, row, *_ = shown.seen.splitlines()
+    assert header.split()[:7] == ["ID", "STATE", "AGENT", "USER", "ENTRIES", "AGE", "SEEN"]
+    assert row.split()[0].endswith("x…")
+    assert row.split()[1:6] == ["●", "active", "researcher", "dora", "1"]
+    assert "✓ completed" in shown.seen
+    assert all(len(line) <= 80 for line in shown.seen.splitlines())
+
+
 def test_a_long_state_is_folded_and_unfolded(terminal, samples):
     """The fold says how much it hides; --full hides nothing."""
     folded = terminal("show", "lesson-1@answered")
@@ -83,6 +125,17 @@ def test_rm_asks_first(terminal, samples, run):
     asked.type("y\n")
     assert asked.end() == 0
     assert run("show", "nightly").code == 5
+
+
+def test_rm_shows_the_whole_id_it_asks_about(terminal, samples, run):
+    """A beginning is enough where a person sees what is meant."""
+    run("rm", "lesson-1", "--yes")
+    asked = terminal("rm", "lesson-1")
+    seen = asked.until("delete it? [y/N]")
+    assert "  lesson-10  grader" in seen
+    asked.type("n\n")
+    assert asked.end() == 1
+    assert run("show", "lesson-10").code == 0
 
 
 def test_top_is_live_until_ctrl_c(terminal, samples):

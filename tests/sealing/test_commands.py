@@ -68,10 +68,10 @@ def test_erase_says_what_it_would_do_first(store, capsys):
     """Nothing is lost without --apply; with it, and without any key, both sessions are."""
     assert told(capsys, "erase")[0] == 2
     _, shown = told(capsys, "erase", "--user", "anna", "--json")
-    assert json.loads(shown.out) == {"sessions": ["plain", "sealed"], "entries": 0, "applied": False}
+    assert json.loads(shown.out) == {"sessions": ["plain", "sealed"], "entries": 4, "applied": False}
     assert b"a secret" in store.read_bytes()
     _, shown = told(capsys, "erase", "--user", "anna", "--apply", "--json")
-    assert json.loads(shown.out)["applied"]
+    assert json.loads(shown.out) == {"sessions": ["plain", "sealed"], "entries": 4, "applied": True}
     assert b"a secret" not in store.read_bytes()
     assert json.loads(told(capsys, "ls", "--json")[1].out) == []
 

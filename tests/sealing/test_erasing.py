@@ -46,17 +46,18 @@ async def test_an_erased_session_is_gone(opened, key):
         await fill(sessions, "t", "bob")
         before = await others.get_session("t")
         assert (await others.get_session("s")).user_id == "anna"
-        assert await sessions.erase("s", dry_run=True) == {"sessions": ["s"], "entries": 0}
-        assert await sessions.get_session("s") is not None
-        told = await sessions.erase(session_id="s")
+        told = await sessions.erase("s", dry_run=True)
         assert told["sessions"] == ["s"]
         assert told["entries"] >= 7
+        assert await sessions.get_session("s") is not None
+        assert await sessions.erase(session_id="s") == told
         for manager in (sessions, others):
             assert await manager.get_session("s") is None
             with pytest.raises(NotFound):
                 await manager.get_data("s")
             with pytest.raises(NotFound):
                 await manager.checkpoint("s", "asked", {"n": 1})
+        assert await sessions.erase("s", dry_run=True) == {"sessions": ["s"], "entries": 0}
         assert await sessions.erase("s") == {"sessions": ["s"], "entries": 0}
         assert (await others.get_session("t")).to_dict() == before.to_dict()
         await sessions.create_session("tutor", session_id="s")
@@ -86,7 +87,8 @@ async def test_a_user_is_erased_with_all_forks(opened):
         await sessions.delete_session("deleted")
         await sessions.create_session("tutor", "bob", session_id="deleted")
         await sessions.fork("deleted", session_id="bob's own")
-        told = await sessions.erase(user_id="anna")
+        told = await sessions.erase(user_id="anna", dry_run=True)
+        assert await sessions.erase(user_id="anna") == told
         assert told["sessions"] == ["a", "bob's fork", "deleted", "fork", "fork of fork"]
         assert {s.session_id for s in await sessions.find()} == {"deleted", "bob's own"}
         assert await sessions.erase(user_id="anna") == {"sessions": [], "entries": 0}

@@ -15,7 +15,7 @@ from saveslot.cli.looking import entries, short
 from saveslot.cli.options import CheckpointArg, SessionArg
 from saveslot.cli.screen import note
 from saveslot.cli.state import DIM
-from saveslot.cli.words import ago
+from saveslot.cli.words import ago, many
 from saveslot.errors import Conflict, InvalidTransition, NotFound
 from saveslot.lifecycle import FAILED
 from saveslot.manager import SessionManager
@@ -42,7 +42,11 @@ async def rollback(
     name = short(session.session_id, screen)
     back = str(made.metadata.get("to", "")).rpartition(":")[2]
     screen.say((f"{name}@{made.seq}", "bold"), (f"  is back at {back} ({made.metadata.get('name')})", ""))
-    note(f"undo it: saveslot rollback {name} --to {made.seq - 1}")
+    again = f"saveslot rollback {name} --to {made.seq - 1}"
+    if session.state is FAILED:  # going back there would bring back its data, and leave it active
+        note(f"it was failed and is active again; what it knew before: {again}")
+    else:
+        note(f"undo it: {again}")
 
 
 async def fork(
@@ -122,7 +126,9 @@ async def _decided(
 
 async def rm(
     *what: SessionArg,
-    yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="", show_default=False, help="Do not ask.")] = False,
+    yes: Annotated[
+        bool, Parameter(name=["--yes", "-y"], negative="", show_default=False, help="Do not ask; takes whole ids only.")
+    ] = False,
     common: Common = COMMON,
 ) -> None:
     screen = common.screen
@@ -130,10 +136,13 @@ async def rm(
         raise Misuse("rm: name the sessions to delete (saveslot ls lists them)")
     async with common.sessions() as sessions:
         # All of them are looked up first: a misspelt one must not leave half of the work done.
-        found = {(session := await target.find_session(sessions, text)).session_id: session for text in what}
-        if not yes and not _agreed([*found.values()]):
-            note("nothing was deleted")
-            raise SystemExit(1)
+        if yes:
+            found = dict.fromkeys([await target.whole(sessions, text) for text in what])
+        else:
+            found = {(session := await target.find_session(sessions, text)).session_id: session for text in what}
+            if not _agreed([*found.values()]):
+                note("nothing was deleted")
+                raise SystemExit(1)
         gone = [session_id for session_id in found if await sessions.delete_session(session_id)]
     if screen.json:
         screen.data(gone)
@@ -143,7 +152,7 @@ async def rm(
 
 
 async def erase(
-    what: Annotated[str | None, Parameter(name="ID", help="A session's id, or the beginning of it.")] = None,
+    what: Annotated[str | None, Parameter(name="ID", help="A session's whole id, also of a deleted one.")] = None,
     /,
     *,
     user: Annotated[str | None, Parameter(help="All sessions of this user, and what was forked from them.")] = None,
@@ -154,27 +163,21 @@ async def erase(
     if (what is None) == (user is None):
         raise Misuse("erase: name a session, or a user by --user")
     async with common.sessions() as sessions:
-        session_id = None if what is None else await _id(sessions, what)
-        told = await sessions.erase(session_id, user, dry_run=not apply)
+        try:
+            told = await sessions.erase(what, user, dry_run=not apply)
+        except NotFound:
+            raise await target.missing(sessions, what or "") from None
     if screen.json:
         screen.data({**told, "applied": apply})
         return
     for name in told["sessions"]:
         screen.say(("erased " if apply else "would erase ", DIM), (name, "bold"))
-    note(
-        f"{told['entries']:,} entries lost what they held" if apply else "nothing was erased; --apply does it, for good"
-    )
-
-
-async def _id(sessions: SessionManager, what: str) -> str:
-    """Of a session that is there, or the whole id of one that was deleted."""
-    try:
-        return (await target.find_session(sessions, what)).session_id
-    except NotFound:
-        return what
+    count = many(told["entries"], "entry")
+    note(f"emptied {count}" if apply else f"nothing was erased; --apply empties {count}, for good")
 
 
 def _agreed(found: list[AgentSession]) -> bool:
+    """Whether a person said yes who was shown the whole ids: what was typed may be the beginning of another one."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise Misuse("rm: there is no terminal to ask on; --yes deletes without asking")
     for session in found:

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from saveslot.cli import target
 from saveslot.cli.common import COMMON, Common
 from saveslot.cli.looking import short
-from saveslot.cli.options import CheckpointArg, Duration, SessionArg
+from saveslot.cli.options import CheckpointArg, Duration, WholeArg
 from saveslot.cli.screen import note, progress
 from saveslot.cli.state import DIM
 from saveslot.cli.words import many, size, span
@@ -48,7 +48,7 @@ async def _pinned(what: str, common: Common, *, pin: bool) -> None:
 
 
 async def thin(
-    what: SessionArg,
+    what: WholeArg,
     /,
     *,
     keep_last: Annotated[int | None, Parameter(help="Keep the first, the last n, the newest of each name.")] = None,
@@ -60,14 +60,13 @@ async def thin(
     screen = common.screen
     rule = Retention(keep_last=keep_last, max_checkpoints=max_checkpoints, max_age=max_age)
     async with common.sessions() as sessions:
-        session = await target.find_session(sessions, what)
-        done = await sessions.thin(session.session_id, None if rule.keeps_all else rule, dry_run=not apply)
+        await target.whole(sessions, what)
+        done = await sessions.thin(what, None if rule.keeps_all else rule, dry_run=not apply)
     if screen.json:
-        screen.data({"session_id": session.session_id, "dry_run": not apply, **done._asdict()})
+        screen.data({"session_id": what, "dry_run": not apply, **done._asdict()})
         return
-    name = short(session.session_id, screen)
     verb = "dropped" if apply else "would be dropped"
-    screen.say((name, "bold"), (f"  {many(done.marked, 'checkpoint')} {verb}", ""))
+    screen.say((what, "bold"), (f"  {many(done.marked, 'checkpoint')} {verb}", ""))
     if done.emptied:
         screen.say((f"  {many(done.emptied, 'frame')} emptied, {size(done.freed_bytes)} given back", ""))
     if done.marked:

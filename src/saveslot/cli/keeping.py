@@ -25,7 +25,7 @@ from saveslot.cli.common import COMMON, Common
 from saveslot.cli.exits import Misuse, until_terminated
 from saveslot.cli.looking import short
 from saveslot.cli.options import Duration, SomeTime, positive
-from saveslot.cli.screen import Line, Screen, note, write
+from saveslot.cli.screen import Line, Screen, note, write, write_json
 from saveslot.cli.state import DIM
 from saveslot.cli.words import many, size, span
 from saveslot.errors import SaveslotError
@@ -119,7 +119,7 @@ def _say(screen: Screen, event: str, id: str, told: str) -> None:
     now = datetime.now(UTC)
     if screen.json:
         line: Data = {"timestamp": now.isoformat(), "event": event, "session_id": id or None, "told": told}
-        write(msgspec.json.encode(line) + b"\n")
+        write_json(msgspec.json.encode(line) + b"\n")
         return
     at = f"{now.astimezone():%H:%M:%S}" if screen.terminal else now.isoformat(timespec="milliseconds")
     who = ((f"{short(id, screen)}  ", "bold"),) if id else ()

@@ -28,7 +28,7 @@ from saveslot.cli.looking import (
     state_cell,
     told,
 )
-from saveslot.cli.screen import Cell, Column, Line, Screen, note, rich_table, write
+from saveslot.cli.screen import Cell, Column, Line, Screen, note, rich_table, write, write_json
 from saveslot.cli.state import DIM
 from saveslot.cli.words import age, many, size, sparkline
 from saveslot.errors import NotFound
@@ -79,7 +79,7 @@ def _tell(event: Event, screen: Screen, *, alone: bool) -> None:
             "name": event.name,
             "timestamp": event.timestamp.isoformat(),
         }
-        write(msgspec.json.encode(line) + b"\n")
+        write_json(msgspec.json.encode(line) + b"\n")
         return
     at = f"{event.timestamp.astimezone():%H:%M:%S}" if screen.terminal else event.timestamp.isoformat()
     style = KINDS.get(event.kind, DIM)
@@ -212,9 +212,9 @@ def _table(
 ) -> RenderableType:
     ids = short_ids([session.session_id for session in shown])
     users, held = (any(getattr(session, part) for session in shown) for part in ("user_id", "owner"))
-    columns = [Column("STATE"), Column("ID"), Column("AGENT")]
-    columns += [Column("USER")] * users + [Column("OWNER")] * held
-    columns += [Column("AGE", right=True), Column("SEEN", right=True), Column("CHECKPOINT")]
+    columns = [Column("STATE"), Column("ID", name=True), Column("AGENT", name=True)]
+    columns += [Column("USER", name=True)] * users + [Column("OWNER", name=True)] * held
+    columns += [Column("AGE", right=True), Column("SEEN", right=True), Column("CHECKPOINT", name=True)]
     columns += [Column("ENTRIES", right=True), Column("PER S", right=True), Column(f"LAST {DRAWN} S", wide=True)]
     rows: list[list[tuple[str, str]]] = []
     for session in shown:

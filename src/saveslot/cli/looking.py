@@ -103,9 +103,9 @@ def listing(found: Sequence[AgentSession], screen: Screen) -> tuple[list[Column]
     users, held = (any(getattr(s, part) for s in found) for part in ("user_id", "owner"))
     contexts = [_context(session) for session in found]
     about = any(text for text, _ in contexts)
-    columns = [Column("ID"), Column("STATE"), Column("AGENT")]
-    columns += [Column("USER")] * users
-    columns += [Column("OWNER")] * held
+    columns = [Column("ID", name=True), Column("STATE"), Column("AGENT", name=True)]
+    columns += [Column("USER", name=True)] * users
+    columns += [Column("OWNER", name=True)] * held
     columns += [Column("ENTRIES", right=True)]
     columns += (
         [Column("AGE", right=True), Column("SEEN", right=True)]
@@ -341,8 +341,8 @@ def history(
         Column("SEQ", right=True),
         Column("AGE", right=True) if screen.terminal else Column("TIME"),
         Column("KIND"),
-        Column("NAME"),
-        *([Column("OWNER")] * held),
+        Column("NAME", name=True),
+        *([Column("OWNER", name=True)] * held),
         Column("BYTES", right=True),
         Column("CHANGED", wide=True),
     ]
@@ -434,21 +434,30 @@ async def audit(
 ) -> None:
     screen = common.screen
     async with common.sessions() as sessions:
-        try:
-            session_id = (await target.find_session(sessions, what)).session_id
-        except NotFound:
-            session_id = what
-        trail = await sessions.audit(session_id, link=link)
+        try:  # first as it was typed: a deleted session must not be taken for one that begins with its id
+            trail = await sessions.audit(what, link=link)
+        except NotFound as unheard:
+            try:
+                session = await target.find_session(sessions, what)
+            except NotFound:
+                raise unheard from None
+            trail = await sessions.audit(session.session_id, link=link)
     if screen.json:
         screen.data({**msgspec.to_builtins(trail), "head": trail.head})
     else:
-        columns = [Column("SEQ", right=True), Column("TIME"), Column("KIND"), Column("NAME"), Column("HELD BY")]
+        columns = [
+            Column("SEQ", right=True),
+            Column("TIME"),
+            Column("KIND"),
+            Column("NAME", name=True),
+            Column("HELD BY", name=True),
+        ]
         rows: list[list[Cell]] = [
             [str(line.seq), f"{line.timestamp:%Y-%m-%d %H:%M:%S}", line.kind, line.name, line.held_by]
             for line in trail.lines
         ]
         screen.table(columns, rows)
-        note(f"{session_id} is {trail.state}; newest link {trail.head or '(none)'}")
+        note(f"{trail.session_id} is {trail.state}; newest link {trail.head or '(none)'}")
     if trail.misfit is not None:
         note(f"saveslot: entry {trail.misfit} {trail.wrong}")
         if verify or link is not None:

@@ -6,9 +6,13 @@ import asyncio
 import os
 import re
 import signal
+import stat
 import sys
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import msgspec
 from cyclopts import Parameter
@@ -18,7 +22,7 @@ from saveslot.cli.common import COMMON, Common
 from saveslot.cli.exits import Misuse, exit_code
 from saveslot.cli.looking import entries
 from saveslot.cli.options import SessionArg
-from saveslot.cli.screen import note, progress, write
+from saveslot.cli.screen import note, progress, write_json
 from saveslot.cli.words import many, size
 from saveslot.errors import AlreadyExists, InvalidInput, SaveslotError
 from saveslot.manager import SessionManager
@@ -41,7 +45,7 @@ async def export(
         bool, Parameter(name="--zstd", negative="", show_default=False, help="With --all: compress the files.")
     ] = False,
     output: Annotated[
-        Path | None, Parameter(name=["--output", "-o"], help="A file; it appears when it is complete.")
+        Path | None, Parameter(name=["--output", "-o"], help="A file; it appears when it is complete. Or a named pipe.")
     ] = None,
     plain: Annotated[
         bool, Parameter(negative="", show_default=False, help="Open what is sealed: anyone can read it then.")
@@ -56,39 +60,76 @@ async def export(
     async with common.sessions() as sessions:
         session = await target.find_session(sessions, what or "")
         if output is None:
-            await _export(sessions, session, None, plain=plain)
+            await _export(sessions, session, write_json, plain=plain)
             return
-        draft = output.with_name(f".{output.name}.{os.getpid()}")
         try:
-            await _export(sessions, session, draft, plain=plain)
-            draft.replace(output)
+            with _written(output) as file:
+                written = await _export(sessions, session, file.write, plain=plain)
+        except BrokenPipeError:  # whoever read it had enough
+            raise
         except OSError as exc:
             raise InvalidInput("--output", f"{output} cannot be written ({exc.strerror})") from None
-        finally:
-            draft.unlink(missing_ok=True)
     if common.screen.json:
-        common.screen.data({"session_id": session.session_id, "file": str(output), "bytes": output.stat().st_size})
+        common.screen.data({"session_id": session.session_id, "file": str(output), "bytes": written})
     else:
-        note(f"{output}: {many(entries(session), 'entry')}, {size(output.stat().st_size)}")
+        note(f"{output}: {many(entries(session), 'entry')}, {size(written)}")
 
 
-async def _export(sessions: SessionManager, session: AgentSession, path: Path | None, *, plain: bool) -> None:
-    file = None if path is None else path.open("wb")
+async def _export(
+    sessions: SessionManager, session: AgentSession, put: Callable[[bytes], object], *, plain: bool
+) -> int:
+    """How many bytes it is."""
+    count = 0
+    with progress() as bars:
+        bar = bars.add_task("export", total=entries(session) + 2)
+        async for part in sessions.export_parts(session.session_id, plain=plain):
+            data = part.encode()
+            put(data)
+            count += len(data)
+            bars.advance(bar)
+    return count
+
+
+@contextmanager
+def _written(path: Path) -> Generator[BinaryIO]:
+    """A file that appears when it is complete, behind links too: as readable as what it replaces, else to its owner.
+
+    Whatever is no regular file, such as a named pipe or a device, is written into as it stands.
+    """
     try:
-        with progress() as bars:
-            bar = bars.add_task("export", total=entries(session) + 2)
-            async for part in sessions.export_parts(session.session_id, plain=plain):
-                if file is None:
-                    write(part.encode())
-                else:
-                    file.write(part.encode())
-                bars.advance(bar)
-        if file is not None:
+        before = path.stat()
+    except FileNotFoundError:
+        before = None
+    if before is not None and not stat.S_ISREG(before.st_mode):
+        with _waiting_for_a_reader(), path.open("wb") as file:
+            yield file
+        return
+    real = Path(os.path.realpath(path))
+    number, name = tempfile.mkstemp(prefix=f".{real.name}.", dir=real.parent)
+    draft = Path(name)
+    try:
+        with os.fdopen(number, "wb") as file:
+            yield file
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(number)
+        if before is not None:
+            if sys.platform != "win32":
+                with suppress(PermissionError):  # root alone may give files away
+                    os.chown(draft, before.st_uid, before.st_gid)
+            draft.chmod(stat.S_IMODE(before.st_mode))
+        draft.replace(real)
     finally:
-        if file is not None:
-            file.close()
+        draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _waiting_for_a_reader() -> Generator[None]:
+    """Opening a pipe waits for whoever reads it: Ctrl-C ends that at once."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 async def import_(

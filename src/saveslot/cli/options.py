@@ -31,6 +31,7 @@ def _not_negative(_type: Any, value: int | None) -> None:
 
 
 SessionArg = Annotated[str, Parameter(name="ID", help="A session's id, or the beginning of it.")]
+WholeArg = Annotated[str, Parameter(name="ID", help="A session's whole id.")]
 CheckpointArg = Annotated[
     str,
     Parameter(name="ID", help="A session's id or its beginning; behind an @ a checkpoint's name, 17, ~2 or latest."),

@@ -5,6 +5,7 @@ What is shown is made of spans, (text, style), so that one description serves bo
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ from unicodedata import combining, east_asian_width
 import msgspec
 
 from saveslot import codec
-from saveslot.cli.words import clean
+from saveslot.cli.words import clean, escaped
 from saveslot.stores import shown
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Column(NamedTuple):
     title: str
     right: bool = False
     wide: bool = False  # takes the room that is left, and is cut there on a terminal
+    name: bool = False  # somebody chose it, as long as they liked: cut first where room is scarce
 
 
 Cell = str | Span
@@ -69,7 +71,7 @@ class Screen:
     def data(self, value: Any) -> None:
         """A value as JSON; what JSON does not know is tagged as in an export."""
         text, _ = codec.encode(value, "output", 1 << 40)
-        write(msgspec.json.format(text, indent=2) + b"\n")
+        write_json(msgspec.json.format(text, indent=2) + b"\n")
 
     def say(self, *body: Span) -> None:
         self.lines([Line(body=body)])
@@ -106,25 +108,36 @@ class Screen:
 
 
 def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[Span]], width: int) -> RenderableType:
-    """One line each: a cell is cut, never wrapped. Narrow columns keep their width, the wide one takes what is left."""
+    """One line each: a cell is cut, never wrapped. Names give way first; the wide column takes what is left."""
     from rich.cells import cell_len
     from rich.table import Table
 
-    needs = [max(len(c.title), *(cell_len(row[n][0]) for row in rows), 0) for n, c in enumerate(columns)]
-    needs = [min(need, WIDEST_CELL) for need in needs]
-    fixed = sum(need + GAP for need, column in zip(needs, columns, strict=True) if not column.wide)
-    left = width - fixed
+    needs = [max(len(c.title), *(cell_len(clean(row[n][0])) for row in rows), 0) for n, c in enumerate(columns)]
+    if sum(need + GAP for need in needs) > width:
+        needs = [min(need, WIDEST_CELL) for need in needs]
+        _give_way(needs, columns, width)
+    left = width - sum(need + GAP for need, column in zip(needs, columns, strict=True) if not column.wide)
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, GAP, 0, 0))
     shown = [n for n, column in enumerate(columns) if not column.wide or left >= LEAST]
     for n in shown:
         column, justify = columns[n], "right" if columns[n].right else "left"
-        least, most = (None, left) if column.wide else (needs[n] if left >= 0 else None, None)
+        most = left if column.wide else needs[n]
+        least = None if column.wide or left < 0 else most
         table.add_column(
             column.title, justify=justify, no_wrap=True, overflow="ellipsis", min_width=least, max_width=most
         )
     for row in rows:
         table.add_row(*(_text((row[n],)) for n in shown))
     return table
+
+
+def _give_way(needs: list[int], columns: Sequence[Column], width: int) -> None:
+    """Names are cut before states, numbers and times are, always the longest of them, until the rest has room."""
+    names = [n for n, column in enumerate(columns) if column.name]
+    room = width - sum(GAP + need for need, column in zip(needs, columns, strict=True) if not column.wide)
+    while names and room < 0 and needs[longest := max(names, key=needs.__getitem__)] > LEAST:
+        needs[longest] -= 1
+        room += 1
 
 
 def _text(spans: Spans) -> Text:
@@ -144,8 +157,12 @@ def cells(text: str) -> int:
 def console(stream: Any) -> Console:
     from rich.console import Console
 
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:  # rich itself would end us with 1
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
     plain = "NO_COLOR" in os.environ and os.environ["NO_COLOR"] != ""
-    return Console(file=stream, highlight=False, markup=False, emoji=False, color_system=None if plain else "auto")
+    return Piped(file=stream, highlight=False, markup=False, emoji=False, color_system=None if plain else "auto")
 
 
 def note(text: str) -> None:
@@ -158,6 +175,11 @@ def write(data: bytes) -> None:
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
+
+
+def write_json(data: bytes) -> None:
+    """JSON to stdout: as it is, but on a terminal with everything escaped that it would act upon."""
+    write(escaped(data.decode()).encode() if sys.stdout.isatty() else data)
 
 
 def progress() -> Progress:

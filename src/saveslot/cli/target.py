@@ -8,6 +8,7 @@ from typing import NamedTuple
 from saveslot import refs
 from saveslot.cli.exits import Misuse
 from saveslot.cli.words import age
+from saveslot.errors import KeyMissing, NotFound
 from saveslot.lookup import unknown
 from saveslot.manager import SessionManager
 from saveslot.model import AgentSession
@@ -41,6 +42,30 @@ async def find_session(sessions: SessionManager, text: str) -> AgentSession:
     return target.session
 
 
+async def missing(sessions: SessionManager, id: str) -> NotFound:
+    """For what destroys and asks nobody: it takes whole ids alone, and says which one may have been meant.
+
+    A script that deletes `lesson-1` twice must not delete `lesson-10` the second time.
+    """
+    page = await sessions.find(prefix=id, limit=2)
+    if not page:
+        return unknown(id, sessions.namespace)
+    others = f"the only one that begins so is {page[0].session_id}" if len(page) == 1 else "several begin so"
+    return NotFound(f"no session {id} in namespace {sessions.namespace}; {others}: give the whole id")
+
+
+async def whole(sessions: SessionManager, id: str) -> str:
+    """An id as it was typed, of a session that is there."""
+    _said(id)
+    try:
+        found = await sessions.get_session(id, history=0) is not None
+    except KeyMissing:  # there it is, sealed
+        found = True
+    if not found:
+        raise await missing(sessions, id)
+    return id
+
+
 def _readings(text: str) -> Iterator[tuple[str, str | None]]:
     yield text, None
     at = text.rfind("@")
@@ -52,8 +77,7 @@ def _readings(text: str) -> Iterator[tuple[str, str | None]]:
 
 
 async def _by_prefix(sessions: SessionManager, prefix: str) -> AgentSession | None:
-    if not prefix:
-        raise Misuse("name a session: its id, or the beginning of it (saveslot ls)")
+    _said(prefix)
     page = await sessions.find(prefix=prefix, limit=LISTED + 1)
     for session in page:
         if session.session_id == prefix:
@@ -67,3 +91,8 @@ async def _by_prefix(sessions: SessionManager, prefix: str) -> AgentSession | No
     listed = "".join(f"\n  {s.session_id}  {s.agent_type}  {s.state}  {age(s.created_at)}" for s in page[:LISTED])
     more = f"\n  and {count - LISTED:,} more" if count > LISTED else ""
     raise Misuse(f"{prefix!r} is the beginning of {count:,} sessions; type more of it:{listed}{more}")
+
+
+def _said(id: str) -> None:
+    if not id:
+        raise Misuse("name a session: its id, or the beginning of it (saveslot ls)")

@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(\d{1,9})([smhdw])")
-# Anything that a terminal would act upon instead of showing it; an agent's text may hold what it read anywhere.
-_UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# Anything that a terminal would act upon or hide instead of showing it; an agent's text may hold what it read anywhere.
+# Joiners (U+200C, U+200D) stay: Persian and families of emoji are written with them.
+_UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 
 
 def duration(text: str) -> timedelta:
@@ -62,6 +63,11 @@ def many(count: int, thing: str) -> str:
 def clean(text: str) -> str:
     """The text with everything made visible that would move the cursor, ring, recolour or reverse a terminal."""
     return _UNFIT.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def escaped(json: str) -> str:
+    """The same JSON, with all of that escaped in its strings."""
+    return _UNFIT.sub(lambda found: f"\\u{ord(found[0]):04x}", json)
 
 
 def flat(text: str, width: int) -> str:
