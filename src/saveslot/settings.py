@@ -4,7 +4,7 @@ Each setting is looked for on its own, and the first that is set wins:
 
     argument                    open(url=…), saveslot --store …
     environment                 SAVESLOT_URL, SAVESLOT_HOT, SAVESLOT_NAMESPACE, SAVESLOT_ENCRYPTION_KEY
-                                (an empty one counts as not set; an empty key is an error, lest nothing be sealed)
+                                (an empty one counts as not set; an empty key is an error)
     the folder's file           saveslot.toml in the working folder or the nearest folder above it
     the user's file             saveslot.toml in ~/.config/saveslot (or where the platform keeps configuration)
     default                     one SQLite file among the user's data, no hot tier, namespace "default"
