@@ -14,7 +14,7 @@ from saveslot.opening import default_url, located
 @pytest.fixture(autouse=True)
 def places(tmp_path, monkeypatch):
     """A home, a project in it, and a folder in that, where we stand."""
-    for name in ("SAVESLOT_URL", "SAVESLOT_HOT", "SAVESLOT_NAMESPACE"):
+    for name in ("SAVESLOT_URL", "SAVESLOT_HOT", "SAVESLOT_NAMESPACE", "SAVESLOT_ENCRYPTION_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home" / "config"))
@@ -155,3 +155,46 @@ def test_a_hot_tier_that_is_none_is_told_with_its_source(monkeypatch):
     monkeypatch.setenv("SAVESLOT_HOT", "postgresql://x")
     with pytest.raises(saveslot.InvalidInput, match="SAVESLOT_HOT"):
         saveslot.open()
+
+
+async def test_an_empty_key_stores_nothing_unsealed(monkeypatch, capsys):
+    """A script that failed to read its key is told; who gives one as an argument needs no variable."""
+    monkeypatch.setenv("SAVESLOT_ENCRYPTION_KEY", "")
+    with pytest.raises(saveslot.InvalidInput, match="SAVESLOT_ENCRYPTION_KEY is empty; unset it"):
+        saveslot.open("memory:")
+    async with saveslot.open("memory:", encryption_key=bytes(32)) as sessions:
+        assert await sessions.count() == 0
+    monkeypatch.delenv("SAVESLOT_ENCRYPTION_KEY")
+    async with saveslot.open("memory:") as sessions:
+        assert await sessions.count() == 0
+
+
+def test_the_command_does_not_go_on_without_its_key(places, monkeypatch, capsys):
+    """Exit 2, and nothing was made."""
+    monkeypatch.setenv("SAVESLOT_ENCRYPTION_KEY", "")
+    (places / "in.json").write_text("{}")
+    assert main(["--store", "sqlite:///new.db", "import", "in.json"]) == 2
+    assert "SAVESLOT_ENCRYPTION_KEY is empty" in capsys.readouterr().err
+    assert not (places / "new.db").exists()
+
+
+@pytest.mark.parametrize("keys", [{5: bytes(32)}, {b"a": bytes(32)}, {"a b": bytes(32)}])
+def test_an_id_of_a_key_is_text(keys):
+    """Anything else is refused as input."""
+    with pytest.raises(saveslot.InvalidInput, match="is no id of a key"):
+        saveslot.SessionManager(encryption_key=keys)
+
+
+@pytest.mark.parametrize("whose", ["folder", "user"])
+@pytest.mark.parametrize("made", ["link", "folder"])
+def test_a_file_that_cannot_be_read_is_not_passed_over(places, whose, made):
+    """A link that leads nowhere, or a folder: sessions must not go to the default file in silence."""
+    path = (places if whose == "folder" else places.parents[1] / "config" / "saveslot") / "saveslot.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if made == "link":
+        path.symlink_to(places / "nowhere.toml")
+    else:
+        path.mkdir()
+    with pytest.raises(saveslot.InvalidInput) as caught:
+        saveslot.open()
+    assert str(path) in str(caught.value)

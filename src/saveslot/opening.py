@@ -106,7 +106,12 @@ def encryption_keys(given: codec.Keys | None = None) -> codec.Keys | None:
 
 
 def _keys(told: dict[str, Setting]) -> str | None:
-    return told["encryption_key"].value if "encryption_key" in told else None
+    if "encryption_key" not in told:
+        return None
+    value, source = told["encryption_key"]
+    if not value:  # a script that failed to read the key must not store plain text
+        raise InvalidInput("encryption_key", f"{source} is empty; unset it to seal nothing, or give a key")
+    return value
 
 
 def default_url() -> str:

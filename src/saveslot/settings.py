@@ -4,7 +4,7 @@ Each setting is looked for on its own, and the first that is set wins:
 
     argument                    open(url=…), saveslot --store …
     environment                 SAVESLOT_URL, SAVESLOT_HOT, SAVESLOT_NAMESPACE, SAVESLOT_ENCRYPTION_KEY
-                                (an empty one counts as not set)
+                                (an empty one counts as not set; an empty key is an error)
     the folder's file           saveslot.toml in the working folder or the nearest folder above it
     the user's file             saveslot.toml in ~/.config/saveslot (or where the platform keeps configuration)
     default                     one SQLite file among the user's data, no hot tier, namespace "default"
@@ -49,7 +49,7 @@ def resolve(**arguments: str | None) -> dict[str, Setting]:
         told = os.environ.get(f"SAVESLOT_{key.upper()}")
         if given is not None:
             found[key] = Setting(given, f"argument {key}")
-        elif told:
+        elif told or (told is not None and key == "encryption_key"):
             found[key] = Setting(told, f"SAVESLOT_{key.upper()}")
         else:
             found.update([(key, file[key]) for file in files if key in file][:1])
@@ -59,7 +59,7 @@ def resolve(**arguments: str | None) -> dict[str, Setting]:
 def user_file() -> Path | None:
     """The user's own settings, if there is such a file."""
     path = user_folder() / "saveslot" / FILE
-    return path if path.is_file() else None
+    return path if os.path.lexists(path) else None
 
 
 def user_folder() -> Path:
@@ -83,7 +83,8 @@ def data_folder() -> Path:
 
 
 def _folder_file() -> Path | None:
-    return next((path for folder in _upward() if (path := folder / FILE).is_file()), None)
+    # Also one that cannot be read, a link that leads nowhere or a folder: passed over, sessions would go elsewhere.
+    return next((path for folder in _upward() if os.path.lexists(path := folder / FILE)), None)
 
 
 def _upward() -> Iterator[Path]:

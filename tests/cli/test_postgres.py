@@ -402,9 +402,52 @@ def test_a_role_without_rights_is_told_what_to_grant(run, store):
     assert "migrate --apply" in findings(run("doctor", "--json", "--store", elsewhere))["rights"]["advice"][0]
 
 
+def test_a_schema_made_ahead_is_enough(run, server):
+    """Its own rights count, with or without those of the database; what is missing is what was advised."""
+    url = f"{server.url.replace('//postgres@', '//settler@')}&schema=ahead"
+    sql(f"{server.url}&schema=ahead", "create role settler login", "create schema ahead")
+    sql(f"{server.url}&schema=ahead", "grant create on database postgres to settler")
+    rights = findings(run("doctor", "--json", "--store", url))["rights"]
+    cure = "grant usage, create on schema ahead to settler"
+    assert (rights["state"], rights["advice"][0].partition("or: ")[2]) == ("problem", cure)
+    sql(f"{server.url}&schema=ahead", "revoke create on database postgres from settler", cure)
+    assert findings(run("doctor", "--json", "--store", url))["rights"]["told"] == "settler may make the tables"
+    assert run("migrate", "--apply", "--store", url).code == 0
+    assert run("doctor", "--store", url).code == 0
+
+
+def test_a_role_that_may_only_read(run, store):
+    """A warning, with the statement that takes it back, and not a replica."""
+    sql(store, "create role looker login superuser", "alter role looker set default_transaction_read_only = on")
+    looker = store.replace("//postgres@", "//looker@")
+    told = findings(run("doctor", "--json", "--store", looker))
+    assert (told["writes"]["state"], "replica" in told) == ("warning", False)
+    sql(store, *told["writes"]["advice"])
+    assert "writes" not in findings(run("doctor", "--json", "--store", looker))
+
+
+def test_sessions_without_their_log(run, store):
+    """A partition was dropped: they are named, and what is advised removes them, so that the id is free."""
+    sql(store, "delete from checkpoints where key = (select key from sessions where id = 'lesson-3')")
+    answer = run("doctor", "--json", "--store", store)
+    told = findings(answer)["log"]
+    assert (answer.code, told["state"], told["details"]) == (1, "problem", ["lesson-3 in namespace default"])
+    sql(store, *(advice for advice in told["advice"] if advice.startswith("delete")))
+    answer = run("doctor", "--json", "--store", store)
+    assert (answer.code, "log" in findings(answer)) == (0, False)
+
+    async def create() -> int:
+        async with saveslot.open(store) as sessions:
+            await sessions.create_session("tutor", session_id="lesson-3")
+            return await sessions.count()
+
+    assert asyncio.run(create()) == 5
+
+
 @pytest.mark.parametrize(
     ("url", "said"),
     [
+        ("postgresql://127.0.0.1:1/db?sslnegotiation=x", "cannot be used: `sslnegotiation`"),
         ("postgresql://127.0.0.1:1/db", "start the server, or correct host and port"),
         ("{server}&bogus=1", 'unrecognized configuration parameter "bogus"'),
         ("{stranger}", "check user, password and pg_hba.conf"),

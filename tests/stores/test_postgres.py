@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import asyncpg
 import pytest
@@ -129,6 +129,12 @@ async def test_a_database_of_a_newer_saveslot_is_refused(server: Postgres) -> No
     [
         ("postgresql:///postgres?host=/nowhere", Unavailable),
         ("postgresql://h/d?schema=Bad-Name", InvalidInput),
+        ("postgresql://h/d?schema=pg_mine", InvalidInput),
+        ("postgresql://h/d?schema=", InvalidInput),
+        ("postgresql://127.0.0.1:99999/d", InvalidInput),
+        ("postgresql://127.0.0.1:1,127.0.0.1:65536/d", InvalidInput),
+        ("postgresql://127.0.0.1:0/d", InvalidInput),
+        ("postgresql:///d?host=/nowhere&port=99999", InvalidInput),
     ],
 )
 async def test_what_cannot_be_reached_says_so(
@@ -153,3 +159,81 @@ async def test_every_connection_keeps_its_plans(server: Postgres) -> None:
     reached = store._server  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
     assert await asyncio.gather(reached.run(mode), reached.run(mode)) == ["force_generic_plan"] * 2
     await store.close()
+
+
+@pytest.mark.parametrize("schema", ["order", "user", "default", "table", "select", "analyze"])
+async def test_a_schema_may_be_a_word_of_sql(server: Postgres, schema: str) -> None:
+    """Everything works in it: writing, lists, counts, upkeep; by URL and with a pool."""
+    async with saveslot.open(f"{server.url}&schema={schema}") as sessions:
+        session = await sessions.create_session("tutor", labels={"a": "b"}, session_id="word")
+        async with sessions.hold(session) as held:
+            await held.checkpoint("asked", {"messages": [1]})
+        assert [found.session_id for found in await sessions.find(labels={"a": "b"})] == ["word"]
+        await sessions.keeper.start(thin=True)
+        await sessions.keeper.stop()
+        await sessions.delete_session("word")
+        assert (await sessions.gc(grace=timedelta(0))).tombstones == ["word"]
+    store = await PostgresStore.open(f"{server.url}&schema={schema}")
+    await store.tend()
+    await store.close()
+    async with asyncpg.create_pool(server.url, min_size=1) as pool, SessionManager(db_pool=pool, schema=schema) as own:
+        await own.create_session("tutor")
+        assert await own.count() == 1
+
+
+@pytest.mark.parametrize("schema", [5, "", "pg_mine", "x" * 64])
+async def test_a_schema_that_cannot_be_is_refused(server: Postgres, schema: Any) -> None:
+    """As input, before anything is asked; an empty one is not taken for the usual one."""
+    async with asyncpg.create_pool(server.url, min_size=0) as pool:
+        with pytest.raises(InvalidInput, match="schema"):
+            SessionManager(db_pool=pool, schema=schema)
+
+
+async def test_what_is_no_pool_is_refused(server: Postgres) -> None:
+    """A URL and a connection at once; a pool that nobody opened, or somebody closed, at the first use."""
+    connection = await asyncpg.connect(server.url)
+    for wrong in (server.url, connection, 5):
+        with pytest.raises(InvalidInput, match="db_pool"):
+            SessionManager(db_pool=wrong)
+    await connection.close()
+    closed = await asyncpg.create_pool(server.url, min_size=1)
+    await closed.close()
+    for pool, told in (
+        (closed, "the pool is closed"),
+        (asyncpg.create_pool(server.url), "the pool is not initialized"),
+    ):
+        async with asyncio.timeout(5), SessionManager(db_pool=pool) as sessions:
+            with pytest.raises(Unavailable, match=told):
+                await sessions.create_session("tutor")
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("sslmode=banana", "sslmode 'banana' must be one of disable, allow"),
+        ("target_session_attrs=foo", "target_session_attrs 'foo' must be one of any, primary"),
+        ("sslnegotiation=x", "sslnegotiation"),
+        ("foo=bar", 'unrecognized configuration parameter "foo"'),
+        ("work_mem=lots", 'invalid value for parameter "work_mem"'),
+        ("max_connections=5", "max_connections"),
+    ],
+)
+async def test_an_option_that_is_wrong_is_named(server: Postgres, option: str, said: str) -> None:
+    """At once, and not as a password that wants escaping."""
+    async with asyncio.timeout(5):
+        with pytest.raises(InvalidInput) as caught:
+            await saveslot.open(f"{server.url}&{option}")
+    assert said in str(caught.value)
+    assert "%40" not in str(caught.value)
+
+
+async def test_a_session_without_its_log_is_named(server: Postgres) -> None:
+    """Its partition was dropped: who wants to create that id anew hears why that does not work."""
+    url = f"{server.url}&schema=hollow"
+    async with saveslot.open(url) as sessions:
+        await sessions.create_session("tutor", session_id="lesson")
+        connection = await asyncpg.connect(server.url)
+        await connection.execute("delete from hollow.checkpoints")
+        await connection.close()
+        with pytest.raises(Unavailable, match="session lesson of namespace default has a row, but its log is gone"):
+            await sessions.create_session("tutor", session_id="lesson")

@@ -132,6 +132,41 @@ async def test_a_worker_makes_no_tables(server: Postgres) -> None:
         await saveslot.open(f"{url}&schema=elsewhere")
 
 
+async def test_a_schema_made_ahead_needs_no_right_to_make_one(server: Postgres) -> None:
+    """The tables are made in it by whoever may do that there."""
+    connection = await asyncpg.connect(server.url)
+    await connection.execute(
+        "create role tenant login; create schema ours; grant usage, create on schema ours to tenant"
+    )
+    await connection.close()
+    async with saveslot.open(f"{server.url.replace('//postgres@', '//tenant@')}&schema=ours") as sessions:
+        assert await work(sessions, "ours") == list(range(20))
+
+
+@pytest.mark.parametrize("attributes", ["", "&target_session_attrs=primary", "pool"])
+async def test_a_role_that_may_only_read_is_no_replica(server: Postgres, attributes: str) -> None:
+    """It is told at once where that was set, and how to take it back."""
+    connection = await asyncpg.connect(server.url)
+    await connection.execute("""
+        drop role if exists reader; create role reader login in role worker;
+        alter role reader in database postgres set default_transaction_read_only = on""")
+    await connection.close()
+    url = server.url.replace("//postgres@", "//reader@")
+    cure = "default_transaction_read_only is on; alter role reader in database postgres reset"
+
+    async def write() -> None:
+        if attributes == "pool":
+            async with asyncpg.create_pool(url, min_size=1) as pool, SessionManager(db_pool=pool) as sessions:
+                await sessions.create_session("agent")
+        else:
+            async with saveslot.open(f"{url}{attributes}") as sessions:
+                await sessions.create_session("agent")
+
+    async with asyncio.timeout(5):
+        with pytest.raises(Unavailable, match=cure):
+            await write()
+
+
 @pytest.mark.parametrize(
     ("url", "error"),
     [
@@ -139,6 +174,7 @@ async def test_a_worker_makes_no_tables(server: Postgres) -> None:
         ("postgresql://127.0.0.1:1/db?user=anna&password=hush-7", Unavailable),
         ("postgresql://anna:hush-7/more@127.0.0.1:1/db", InvalidInput),
         ("postgresql://anna:hush-7[@127.0.0.1:1/db", InvalidInput),
+        ("postgresql://anna:p@hush-7@127.0.0.1:1/db", InvalidInput),
     ],
 )
 async def test_an_error_has_no_password_in_it(
@@ -149,3 +185,9 @@ async def test_an_error_has_no_password_in_it(
     with pytest.raises(error) as caught:
         await saveslot.open(url)
     assert "hush" not in "".join(traceback.format_exception(caught.value)).replace(url, "")
+
+
+async def test_an_at_in_a_password_is_told_to_be_escaped() -> None:
+    """The driver would take what follows it for a host."""
+    with pytest.raises(InvalidInput, match="write @ as %40"):
+        await saveslot.open("postgresql://anna:p@ss@127.0.0.1:1/db")

@@ -438,9 +438,10 @@ async def test_a_url_that_makes_no_sense_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["valkey", "redis", "valkeys", "rediss", "unix"])
 async def test_a_server_that_is_not_there_is_unavailable(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By every scheme, after its patience at the latest."""
-    monkeypatch.setattr("saveslot.stores.valkey_server.PATIENCE", 0.3)
-    with pytest.raises(Unavailable, match="does not answer"):
+    """By every scheme, after its patience at the latest, and with the reason: not that the time was over."""
+    monkeypatch.setattr("saveslot.stores.valkey_server.PATIENCE", 0.4)  # ends within the longest of the fourth naps
+    monkeypatch.setattr("saveslot.stores.valkey_server.random.uniform", lambda _, longest: longest)
+    with pytest.raises(Unavailable, match=r"does not answer \(Error \d+ connecting to"):
         await open_store("unix:///nowhere.sock" if scheme == "unix" else f"{scheme}://127.0.0.1:1")
 
 
@@ -454,6 +455,8 @@ async def test_what_the_url_names(running: Valkey, client: Client) -> None:
     with pytest.raises(Unavailable) as told:
         await open_store(f"valkey://anna:hush-7@127.0.0.1:{running.port}/0")
     assert "hush-7" not in str(told.value)
+    with pytest.raises(InvalidInput, match="has no such database"):
+        await open_store(f"valkey://127.0.0.1:{running.port}/99")
 
 
 async def test_a_store_of_a_newer_saveslot_is_refused(running: Valkey, client: Client, store: ValkeyStore) -> None:

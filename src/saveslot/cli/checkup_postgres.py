@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import asyncpg
 
-from saveslot.cli.findings import Finding, Progress, few, problem, warning
+from saveslot.cli.findings import NAMED, Finding, Progress, few, problem, warning
 from saveslot.cli.recipes import recipes
 from saveslot.cli.words import many, size, span
 from saveslot.errors import InvalidInput, Unavailable
 from saveslot.stores import postgres_partitions, shown
-from saveslot.stores.postgres_server import ATTRIBUTES, ESCAPED, Connection, migrations, taken_apart
+from saveslot.stores.postgres_server import ATTRIBUTES, Connection, migrations, set_read_only, taken_apart, unreadable
 
 # Nobody tests older ones, and their support ends in November 2026 at the latest.
 OLDEST = 15
@@ -48,6 +48,8 @@ async def check(url: str, progress: Progress) -> AsyncGenerator[Finding]:
             yield _version(connection, url)
             yield await _round_trip(connection)
             yield await _settings(connection)
+            if found := await _read_only(connection):
+                yield found
             async for found in _replication(connection):
                 yield found
             for look in (_rights, _format):
@@ -58,11 +60,13 @@ async def check(url: str, progress: Progress) -> AsyncGenerator[Finding]:
             yield await _counts(connection, schema)
             yield await _partitions(connection, schema)
             yield await _owners(connection, schema)
+            if found := await _hollow(connection, schema):
+                yield found
             if found := await _open_transactions(connection):
                 yield found
-            sql = f"select key, namespace, id, body from {schema}.sessions order by random() limit $1"  # noqa: S608
+            sql = f'select key, namespace, id, body from "{schema}".sessions order by random() limit $1'  # noqa: S608
             sessions: list[Any] = await connection.fetch(sql, SAMPLE)
-            entries: int = await connection.fetchval(f"select count(*) from {schema}.checkpoints")  # noqa: S608
+            entries: int = await connection.fetchval(f'select count(*) from "{schema}".checkpoints')  # noqa: S608
     except (InvalidInput, Unavailable) as exc:
         yield problem("server", *str(exc).split("; ", 1))
         return
@@ -94,11 +98,11 @@ def _translated(url: str) -> Generator[None]:
         raise Unavailable(f"{place} refuses us ({exc}); check user, password and pg_hba.conf") from None
     except asyncpg.PostgresError as exc:
         raise Unavailable(f"{place}: {exc}") from None
+    except ValueError as exc:
+        raise unreadable(place, exc) from None
     except (OSError, asyncpg.InterfaceError) as exc:
         hint = "start the server, or correct host and port"
         raise Unavailable(f"{place} does not answer ({str(exc) or type(exc).__name__}); {hint}") from None
-    except ValueError:  # it may quote a part of the password
-        raise InvalidInput("url", f"{place} cannot be read; {ESCAPED}") from None
 
 
 async def formats(url: str) -> tuple[int, int]:
@@ -108,7 +112,7 @@ async def formats(url: str) -> tuple[int, int]:
 
 
 async def _formats(connection: Connection, schema: str) -> tuple[int, int]:
-    version = f"select version from {schema}.format"  # noqa: S608
+    version = f'select version from "{schema}".format'  # noqa: S608
     found: int = await connection.fetchval(version) if await _there(connection, schema) else 0
     return found, len(migrations())
 
@@ -166,6 +170,14 @@ async def _settings(connection: Connection) -> Finding:
         told = "synchronous_commit is off for others of this database"
         return warning("settings", told, *few(found), details=[DANGERS["synchronous_commit"]])
     return Finding("settings", ", ".join(f"{name} {setting}" for name, setting, _ in rows))
+
+
+async def _read_only(connection: Connection) -> Finding | None:
+    """Of a server that could be written; a replica is told of elsewhere."""
+    found = await set_read_only(connection)
+    if found is None:
+        return None
+    return warning("writes", "default_transaction_read_only is on: agents are refused", found[1])
 
 
 def _cure(name: str, source: str, role: str, database: str) -> str:
@@ -252,11 +264,20 @@ async def _open_transactions(connection: Connection) -> Finding | None:
 
 
 async def _rights(connection: Connection, schema: str) -> Finding:
-    role, database = await connection.fetchrow("select current_user::text, current_database()::text")
+    # In a schema that is there already its own rights count, and those of the database do not.
+    role, database, named, inside, beside = await connection.fetchrow(
+        """
+        select quote_ident(current_user), quote_ident(current_database()), n.name,
+          has_schema_privilege(to_regnamespace(n.name), 'create')
+            and has_schema_privilege(to_regnamespace(n.name), 'usage'),
+          has_database_privilege(current_database(), 'create')
+        from quote_ident($1) n(name)""",
+        schema,
+    )
     if not await _there(connection, schema):
-        may = "select has_database_privilege($1, 'create') or has_schema_privilege(to_regnamespace($2), 'create')"
-        if not await connection.fetchval(may, database, schema):
-            cure = f"let the owner run saveslot migrate --apply; or: grant create on database {database} to {role}"
+        if not (beside if inside is None else inside):
+            grant = f"create on database {database}" if inside is None else f"usage, create on schema {named}"
+            cure = f"let the owner run saveslot migrate --apply; or: grant {grant} to {role}"
             return problem("rights", f"{role} may not make the tables", cure)
         return Finding("rights", f"{role} may make the tables")
     lacking: list[Any] = await connection.fetch(
@@ -273,8 +294,8 @@ async def _rights(connection: Connection, schema: str) -> Finding:
         return problem(
             "rights",
             f"{role} lacks {many(len(lacking), 'right')}",
-            f"grant usage on schema {schema} to {role}",
-            f"grant select, insert, update, delete on all tables in schema {schema} to {role}",
+            f"grant usage on schema {named} to {role}",
+            f"grant select, insert, update, delete on all tables in schema {named} to {role}",
             details=few([right for (right,) in lacking]),
         )
     return Finding("rights", f"{role} may read and write every table")
@@ -299,10 +320,10 @@ async def _counts(connection: Connection, schema: str) -> Finding:
     living, deleted, namespaces, entries, stored = await connection.fetchrow(
         f"""
         select count(*) filter (where deleted_at is null), count(deleted_at), count(distinct namespace),
-          (select count(*) from {schema}.checkpoints),
+          (select count(*) from "{schema}".checkpoints),
           (select coalesce(sum(pg_total_relation_size(c.oid)), 0)::int8 from pg_class c
             join pg_namespace n on n.oid = c.relnamespace where n.nspname = $1 and c.relkind = 'r')
-        from {schema}.sessions""",  # noqa: S608
+        from "{schema}".sessions""",  # noqa: S608
         schema,
     )
     told = f"{many(living, 'session')} in {many(namespaces, 'namespace')}, {many(entries, 'entry')}"
@@ -317,11 +338,32 @@ async def _partitions(connection: Connection, schema: str) -> Finding:
         told += ", none for " + ", ".join(f"{month:%B %Y}" for month in found.due)
         who = "" if found.may else f" as {found.owner}, who owns the tables"
         hint = f"saveslot migrate --apply{who}; or let a keeper run{who}"
-        taken = f"select exists (select from {schema}.checkpoints_default where key >= $1)"  # noqa: S608
+        taken = f'select exists (select from "{schema}".checkpoints_default where key >= $1)'  # noqa: S608
         if await connection.fetchval(taken, postgres_partitions.begins(found.due[0])):
             hint += "; a month that has begun in the default partition stays there"
         return warning("partitions", told, hint)
     return Finding("partitions", f"{told}, made ahead until {found.months[-1][-7:].replace('_', '-')}")
+
+
+async def _hollow(connection: Connection, schema: str) -> Finding | None:
+    """Rows of sessions whose entries are gone, as after a partition was dropped: counted, never found, ids taken."""
+    gone = 'not exists (select from "{schema}".checkpoints c where c.key = {key})'
+    sql = f"""
+        select id || ' in namespace ' || namespace, count(*) over () from "{schema}".sessions s
+        where {gone.format(schema=schema, key="s.key")} order by 1 limit {NAMED}"""  # noqa: S608
+    rows = await connection.fetch(sql)
+    if not rows:
+        return None
+    lost, named = rows[0][1], [name for name, _ in rows]
+    more = [f"and {lost - len(named):,} more"] if lost > len(named) else []
+    return problem(
+        "log",
+        f"{many(lost, 'session')} without entries: a partition was dropped, or never restored",
+        "restore it from a backup; or remove what is left of them:",
+        f'delete from "{schema}".labels l where {gone.format(schema=schema, key="l.session")}',  # noqa: S608
+        f'delete from "{schema}".sessions s where {gone.format(schema=schema, key="s.key")}',  # noqa: S608
+        details=[*named, *more],
+    )
 
 
 async def _owners(connection: Connection, schema: str) -> Finding:
@@ -329,8 +371,8 @@ async def _owners(connection: Connection, schema: str) -> Finding:
     rows = await connection.fetch(f"""
         select coalesce(w.name, ''), count(s.key), w.dead,
           (extract(epoch from clock_timestamp()) - w.expires / 1e6)::int8
-        from {schema}.workers w
-        full join (select key, owner from {schema}.sessions where owner is not null and deleted_at is null) s
+        from "{schema}".workers w
+        full join (select key, owner from "{schema}".sessions where owner is not null and deleted_at is null) s
           on s.owner = w.worker
         group by w.worker, w.name, w.expires, w.dead""")  # noqa: S608
     gone = [(name, held, late) for name, held, dead, late in rows if dead is not False or late >= 0]

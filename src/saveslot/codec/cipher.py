@@ -213,8 +213,8 @@ def _split(text: str) -> tuple[str | None, str]:
 
 
 def _checked_id(key_id: str) -> str:
-    if not _ID.fullmatch(key_id):
-        raise InvalidInput("encryption_key", f"{key_id[:40]!r} is no id of a key: letters, digits and _ . - only")
+    if not isinstance(cast("object", key_id), str) or not _ID.fullmatch(key_id):
+        raise InvalidInput("encryption_key", f"{key_id!r:.42} is no id of a key: letters, digits and _ . - only")
     return key_id
 
 

@@ -94,6 +94,8 @@ class PostgresStore:
     @classmethod
     def on(cls, pool: Any, schema: str = SCHEMA) -> PostgresStore:
         """On a pool of the caller's; the tables are made on first use, in that schema."""
+        if not (hasattr(pool, "acquire") and hasattr(pool, "release")):
+            raise InvalidInput("db_pool", "must be a pool: await asyncpg.create_pool(url); for a URL use saveslot.open")
         return cls(Server(pool=pool, schema=schema))
 
     async def tend(self) -> None:
@@ -111,7 +113,8 @@ class PostgresStore:
             self._grown = grown
             self._told.clear()
         if statement not in self._told:
-            self._told[statement] = f"{statement.replace('{s}', self._server.schema)} -- {grown}"
+            quoted = f'"{self._server.schema}"'  # it may be a word of SQL: order, user
+            self._told[statement] = f"{statement.replace('{s}', quoted)} -- {grown}"
         return self._told[statement]
 
     def _times(self) -> str:
@@ -173,6 +176,11 @@ class PostgresStore:
             groups = [group for group, found in zip(lost, looked, strict=True) if found is None]
             if not groups:
                 return verdicts
+        made = [group.create for group in groups if group.create is not None]
+        spaces, ids = [row.namespace for row in made], [row.session_id for row in made]
+        for namespace, name in await self._fetch(sql.HOLLOW, spaces, ids):
+            told = f"session {name} of namespace {namespace} has a row, but its log is gone (a partition dropped?)"
+            raise Unavailable(f"{told}; `saveslot doctor` says how to remove it; what was appended with it: retry")
         raise Unavailable("some entries met rivals that never landed; retry")
 
     async def _looked(self, groups: list[Group]) -> list[Verdict | None]:

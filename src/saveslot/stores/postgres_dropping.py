@@ -35,14 +35,14 @@ async def drop_empty(connection: Any, schema: str, now: datetime | None = None) 
     )
     dropped: list[str] = []
     for (name,) in found:
-        empty = f"not exists (select 1 from {schema}.{name})"  # noqa: S608
+        empty = f'not exists (select 1 from "{schema}".{name})'  # noqa: S608
         # All in one message, hence one transaction: looked at once more under the lock, and divided by zero if somebody
         # was quicker.
         script = f"""
             select set_config('lock_timeout', '{LOCKED}', true);
-            lock table only {schema}.checkpoints in access exclusive mode;
+            lock table only "{schema}".checkpoints in access exclusive mode;
             select 1 / ({empty})::int;
-            drop table {schema}.{name};"""
+            drop table "{schema}".{name};"""
         with suppress(*LEFT):
             if name < before and await connection.fetchval(f"select {empty}"):
                 await connection.execute(script)

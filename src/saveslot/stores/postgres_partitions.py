@@ -69,16 +69,16 @@ async def make(connection: Any, schema: str) -> None:
 async def add(connection: Any, schema: str, month: datetime) -> None:
     """A partition for this month, unless entries of it lie in the default one already."""
     first, end = begins(month), begins(_later(month, 1))
-    taken = f"select exists (select 1 from {schema}.checkpoints_default where key >= $1 and key < $2)"  # noqa: S608
+    taken = f'select exists (select 1 from "{schema}".checkpoints_default where key >= $1 and key < $2)'  # noqa: S608
     if await connection.fetchval(taken, first, end):
         return
     # All in one message, hence one transaction: nothing waits for this client with a lock held.
     script = f"""
         select set_config('lock_timeout', '{LOCKED}', true), set_config('statement_timeout', '{LOOKED}', true);
         select pg_advisory_xact_lock({lock(schema)});
-        create table {schema}.{named(month)} (like {schema}.checkpoints_default including all)
+        create table "{schema}".{named(month)} (like "{schema}".checkpoints_default including all)
           with (autovacuum_analyze_threshold = 5000);
-        alter table {schema}.checkpoints attach partition {schema}.{named(month)}
+        alter table "{schema}".checkpoints attach partition "{schema}".{named(month)}
           for values from ('\\x{first.hex()}') to ('\\x{end.hex()}');"""  # noqa: S608
     with suppress(*LEFT):
         await connection.execute(script)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 
@@ -42,8 +42,14 @@ SCHEMA = "saveslot"
 # Prepared statements of a connection. Behind a pooler there are none, unless the URL says `statement_cache_size=100`:
 # one that hands connections on between transactions may not know of them.
 CACHE = "100"
+LAST_PORT = 65535
 # Sessions are read where they are written, unless the URL says otherwise: a replica may be behind, or become one.
 ATTRIBUTES, PRIMARY = "target_session_attrs", "read-write"
+# What the driver takes for these options; anything else it refuses in words of its own.
+CHOICES = {
+    "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
+    ATTRIBUTES: ("any", "primary", "standby", PRIMARY, "read-only", "prefer-standby"),
+}
 ESCAPED = "in user and password write @ as %40, / as %2F, : as %3A, ? as %3F, # as %23, [ as %5B"
 
 # What a replica says to who writes (the second, where that begins with a look at an unlogged table).
@@ -63,6 +69,10 @@ PASSING = (
     asyncpg.DeadlockDetectedError,
     *READ_ONLY,  # a failover is under way
 )
+# A setting that the URL names and the server does not know, or does not let us choose, or not so.
+UNSETTABLE = (asyncpg.UndefinedObjectError, asyncpg.CantChangeRuntimeParamError, asyncpg.InvalidParameterValueError)
+# What the driver says of a caller's pool that nobody opened, or somebody closed: no server was asked.
+POOL_SHUT = ("pool is not initialized", "pool is closing", "pool is closed")
 # What a pooler that does not know of prepared statements makes of them.
 STATEMENT_LOST = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 # There are no tables, or none for us.
@@ -73,7 +83,8 @@ class Server:
     """One by its URL, or one that a pool of the caller's reaches: that one is never closed here."""
 
     def __init__(self, url: str = "", pool: Any = None, schema: str | None = None) -> None:
-        self.schema, dsn, self._cache = taken_apart(url if schema is None else f"?schema={quote(schema)}")
+        named, dsn, self._cache = taken_apart(url)
+        self.schema = named if schema is None else checked_schema(schema)
         self._hosts = hosts(dsn)  # in the order in which they are tried
         self._doubtful = bool(self._cache) and "statement_cache_size=" not in url
         self._shown = shown(url) or "PostgreSQL"
@@ -102,8 +113,8 @@ class Server:
             self._lines = Lines(self._connected, POOL)
         try:
             await self._tried(self._migrated)
-        except ValueError:  # it may quote a part of the password
-            raise InvalidInput("url", f"{self._shown} cannot be read; {ESCAPED}") from None
+        except ValueError as exc:
+            raise unreadable(self._shown, exc) from None
 
     async def close(self) -> None:
         self._closed = True
@@ -165,6 +176,13 @@ class Server:
                     pooled = self._cache > 0 and not settled and self._doubtful
             except asyncpg.ClientConfigurationError:  # no server was asked
                 raise
+            except UNSETTABLE as exc:
+                raise InvalidInput("url", f"{self._shown}: {exc}; correct the option, or take it out") from None
+            except asyncpg.TargetServerAttributeNotMatched as exc:
+                if barred := await _barred_at(host):
+                    raise Unavailable(f"{self._shown} {barred}") from exc
+                failed = exc
+                continue
             except STATEMENT_LOST:
                 if not self._doubtful:
                     raise
@@ -185,7 +203,7 @@ class Server:
     async def _settled(self, connection: Connection) -> bool:
         """The first time the same round trip tells whether the tables are up to date: who resumes waits for it."""
         if not self._current:
-            self._current = await _settled(connection, f"{self.schema}.format where version = {len(migrations())}")
+            self._current = await _settled(connection, f'"{self.schema}".format where version = {len(migrations())}')
             if self._current:
                 return True
         return await _settled(connection)
@@ -221,6 +239,9 @@ class Server:
             except PASSING as exc:
                 if self._closed:
                     raise Unavailable("this store is closed; open it again") from exc
+                if self._theirs and str(exc) in POOL_SHUT:
+                    hint = "await asyncpg.create_pool(url), and close it after the manager"
+                    raise Unavailable(f"the {exc} (db_pool): {hint}") from exc
                 self.counters.retries += 1
                 self._trouble = exc
                 if clock() - began > PATIENCE:  # whatever became of the deadline on its way here
@@ -236,7 +257,7 @@ class Server:
         line = await lines.take()
         try:
             with answer:
-                done = await work(line)
+                done = await self._allowed(line, work)
         except BaseException as exc:
             if answer.expired or isinstance(exc, asyncio.CancelledError):  # whoever waited need not wait for this
                 leaving = asyncio.ensure_future(_called_off(line))
@@ -251,9 +272,17 @@ class Server:
         lines.give(line)
         return done
 
-    async def _worked(self, connection: Connection, work: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _allowed(self, connection: Connection, work: Callable[[Connection], Awaitable[T]]) -> T:
         try:
             return await work(connection)
+        except asyncpg.ReadOnlySQLTransactionError as exc:
+            if barred := await _barred(connection):
+                raise Unavailable(f"{self._shown} {barred}") from exc
+            raise
+
+    async def _worked(self, connection: Connection, work: Callable[[Connection], Awaitable[T]]) -> T:
+        try:
+            return await self._allowed(connection, work)
         except asyncio.CancelledError:
             await _called_off(connection)
             raise
@@ -289,6 +318,7 @@ class Server:
         told = self._trouble if isinstance(exc, TimeoutError) and self._trouble is not None else exc
         if isinstance(told, (asyncpg.TargetServerAttributeNotMatched, *READ_ONLY)):
             hint = "name the primary or all hosts, then retry (to look at a replica: target_session_attrs=any)"
+            hint += "; if it is none, `saveslot doctor` says what else it may be"
             return Unavailable(f"{self._shown} takes no writes, as a replica; {hint}")
         return Unavailable(f"{self._shown} does not answer ({str(told) or type(told).__name__}); retry")
 
@@ -298,7 +328,7 @@ class Server:
         scripts = migrations()
         with suppress(asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
             # One round trip, without preparing anything: who resumes in a new process waits for it.
-            same = f"select from {self.schema}.format where version = {len(scripts)}"
+            same = f'select from "{self.schema}".format where version = {len(scripts)}'
             if await connection.execute(same) == "SELECT 1":
                 return
         async with connection.transaction():
@@ -308,13 +338,15 @@ class Server:
             if version == len(scripts):
                 return
             if not version:
-                await connection.execute(f"create schema if not exists {self.schema}")
-                await connection.execute(f"create table if not exists {self.schema}.format (version int not null)")
-                await connection.execute(f"insert into {self.schema}.format values (0)")  # noqa: S608
-            await connection.execute(f"set local search_path to {self.schema}")
+                # Looked for first: `if not exists` asks for the right to make one, also where there is nothing to do.
+                if not await connection.fetchval("select 1 from pg_namespace where nspname = $1", self.schema):
+                    await connection.execute(f'create schema if not exists "{self.schema}"')
+                await connection.execute(f'create table if not exists "{self.schema}".format (version int not null)')
+                await connection.execute(f'insert into "{self.schema}".format values (0)')  # noqa: S608
+            await connection.execute(f'set local search_path to "{self.schema}"')
             for script in scripts[version:]:
                 await connection.execute(script)
-            await connection.execute(f"update {self.schema}.format set version = $1", len(scripts))  # noqa: S608
+            await connection.execute(f'update "{self.schema}".format set version = $1', len(scripts))  # noqa: S608
             if not version:  # nothing is there yet that it could disturb
                 await postgres_partitions.make(connection, self.schema)
 
@@ -325,7 +357,7 @@ class Server:
             where n.nspname = $1 and c.relname = 'format'"""
         if await connection.fetchval(there, self.schema) is None:
             return 0
-        version: int = await connection.fetchval(f"select version from {self.schema}.format")  # noqa: S608
+        version: int = await connection.fetchval(f'select version from "{self.schema}".format')  # noqa: S608
         if version > (known := len(migrations())):
             told = f"(format {version}, this one knows {known}); upgrade saveslot"
             raise InvalidInput("url", f"{self._shown} is of a newer Saveslot {told}")
@@ -348,6 +380,53 @@ async def _settled(connection: Connection, known: str = "(values (0)) t where tr
     except BaseException:
         connection.terminate()
         raise
+
+
+async def set_read_only(connection: Connection) -> tuple[str, str] | None:
+    """Of a server that is no replica, and yet takes no writes from us: where that was set, and how to take it back."""
+    found = await connection.fetchrow("""
+        select source, quote_ident(current_user), quote_ident(current_database()) from pg_settings
+        where name = 'default_transaction_read_only' and setting = 'on' and not pg_is_in_recovery()""")
+    return None if found is None else (found[0], _writable(*found))
+
+
+async def _barred(connection: Connection) -> str | None:
+    """That it is set so for us. Set for the whole server it may pass: a failover or a full disk may be behind it."""
+    source, cure = await set_read_only(connection) or ("", "")
+    if not cure or source in {"configuration file", "command line"}:
+        return None
+    return f"takes no writes: default_transaction_read_only is on; {cure}"
+
+
+async def _barred_at(host: str) -> str | None:
+    parts = urlsplit(host)
+    options = dict(parse_qsl(parts.query))
+    if options[ATTRIBUTES] != PRIMARY:  # something else is wanted than writes
+        return None
+    options[ATTRIBUTES] = "any"
+    connect = cast("Any", asyncpg.connect)
+    try:
+        async with asyncio.timeout(WELCOME):
+            connection = await connect(urlunsplit(parts._replace(query=urlencode(options))), statement_cache_size=0)
+            try:
+                return await _barred(connection)
+            finally:
+                connection.terminate()
+    except PASSING:
+        return None
+
+
+def _writable(source: str, role: str, database: str) -> str:
+    name = "default_transaction_read_only"
+    if source in {"default", "configuration file"}:
+        return f"alter system reset {name}; select pg_reload_conf()"
+    whose = {
+        "user": f"alter role {role} reset {name}",
+        "database": f"alter database {database} reset {name}",
+        "database user": f"alter role {role} in database {database} reset {name}",
+        "command line": f"start the server without {name} on its command line",
+    }
+    return whose.get(source, f"take {name} out of the URL (or out of what the pool sets)")
 
 
 def _hushed(exc: BaseException) -> None:
@@ -381,16 +460,48 @@ def taken_apart(url: str) -> tuple[str, str, int]:
         parts = urlsplit(url)
     except ValueError:
         raise InvalidInput("url", f"{shown(url)} cannot be read; {ESCAPED}") from None
-    options = dict(parse_qsl(parts.query))
-    schema = options.pop("schema", SCHEMA)
-    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema):
-        raise InvalidInput("url", f"schema {schema!r} must be lower-case letters, digits and underscores")
+    if parts.netloc.count("@") > 1:  # the driver ends the password at the first one, and takes the rest for a host
+        raise InvalidInput("url", f"{shown(url)} has an @ too many before its host; {ESCAPED}")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    schema = checked_schema(options.pop("schema", SCHEMA))
     cache = options.pop("statement_cache_size", CACHE)
     if not cache.isdecimal():
         raise InvalidInput("url", f"statement_cache_size {cache!r} must be a number, 0 for a pooler of transactions")
+    for name, choices in CHOICES.items():
+        if options.get(name) and options[name] not in choices:
+            raise InvalidInput("url", f"{name} {options[name]!r} must be one of {', '.join(choices)}")
     if "," in parts.netloc or "," in options.get("host", ""):
         options.setdefault(ATTRIBUTES, PRIMARY)
+    for port in _ports(parts.netloc, options):
+        if not 0 < int(port) <= LAST_PORT:  # the driver would wrap it around
+            raise InvalidInput("url", f"{shown(url)} names port {port}; the last one is {LAST_PORT}")
     return schema, urlunsplit(parts._replace(query=urlencode(options))), int(cache)
+
+
+def checked_schema(name: str) -> str:
+    """A name that PostgreSQL takes as it is, when it is quoted."""
+    if name == "":
+        raise InvalidInput("schema", f"must not be empty; leave it out for {SCHEMA!r}")
+    if not isinstance(cast("object", name), str) or not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", name):
+        raise InvalidInput("schema", f"{name!r} must be lower-case letters, digits and underscores, 63 at most")
+    if name.startswith("pg_"):
+        raise InvalidInput("schema", f"{name!r} begins with pg_: such names are PostgreSQL's own; choose another")
+    return name
+
+
+def unreadable(place: str, exc: ValueError) -> InvalidInput:
+    """A URL that the driver cannot use. Only its words about options are shown: others may quote a password."""
+    told = str(exc)
+    if isinstance(exc, asyncpg.ClientConfigurationError) and re.search(r"ssl|TLS|certificate|gsslib|attrs", told):
+        return InvalidInput("url", f"{place} cannot be used: {told}")
+    return InvalidInput("url", f"{place} cannot be read; {ESCAPED}")
+
+
+def _ports(netloc: str, options: dict[str, str]) -> list[str]:
+    """Those that are numbers; of anything else the driver says that it cannot be read."""
+    names = netloc.rpartition("@")[2].split(",")
+    told = [name.rpartition("]")[2].rpartition(":")[2] for name in names if ":" in name.rpartition("]")[2]]
+    return [port for port in [*told, *options.get("port", "").split(",")] if port.isdecimal()]
 
 
 def hosts(dsn: str) -> list[str]:

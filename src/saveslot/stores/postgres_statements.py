@@ -206,6 +206,11 @@ left join lateral (
   select {HEADER}, {SIZE} as size from {{s}}.checkpoints c where c.key = n.key order by c.seq desc limit 1) h on true
 order by n.ord"""  # noqa: S608
 
+# Of these ids the ones that a row keeps from being used, though nobody can read it: it has no entries.
+HOLLOW = """
+select s.namespace, s.id from unnest($1::text[], $2::text[]) n(namespace, id) join {s}.sessions s using (namespace, id)
+where s.deleted_at is null and not exists (select from {s}.checkpoints c where c.key = s.key)"""
+
 _HEAD = f"""{ROW}, {", ".join(f"h.{column}" for column in HEADER.split(", "))}, null, h.size
 from {{refs}}
 left join {{s}}.workers w on w.worker = s.owner

@@ -25,6 +25,8 @@ T = TypeVar("T")
 PATIENCE = 30.0
 # An answer that does not come within this is given up, and asked for again on another connection.
 ATTEMPT = 10.0
+# The last attempt has so long, however little is left.
+LEAST = 0.1
 # Connections of one event loop: two lanes of appends, and readers beside them. Who finds all busy waits.
 POOL = 16
 # Begins the name of every key. What stands in braces decides the slot of a cluster: a store lies in one.
@@ -125,10 +127,12 @@ class Server:
         except (UnicodeEncodeError, OverflowError) as exc:
             raise InvalidInput("argument", f"cannot be handed to Valkey ({exc})") from exc
         wait, known, end = 0.02, True, time.monotonic() + PATIENCE
+        trouble: Exception | None = None  # what was last said; that nobody answered only if nothing was
         while True:
             how = ("EVALSHA", digest) if known else ("EVAL", script)
             try:
-                return await self._ended(self._asked(*how, *values), min(ATTEMPT, end - time.monotonic()))
+                left = max(LEAST, end - time.monotonic())
+                return await self._ended(self._asked(*how, *values), min(ATTEMPT, left))
             except Exception as exc:
                 names = _names(exc)
                 if "NoScriptError" in names or "NOSCRIPT" in str(exc):
@@ -137,10 +141,12 @@ class Server:
                     raise
                 elif self._closed:
                     raise Unavailable("this store is closed; open it again") from exc
-                elif time.monotonic() + wait >= end:
-                    raise
                 else:
-                    await asyncio.sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311  (jitter)
+                    trouble = exc if trouble is None or not isinstance(exc, TimeoutError) else trouble
+                    nap = wait * random.uniform(0.5, 1.5)  # noqa: S311  (jitter)
+                    if time.monotonic() + nap >= end:
+                        raise trouble from None
+                    await asyncio.sleep(nap)
                     wait = min(wait * 2, 1.0)
 
     async def _asked(self, *command: Any) -> Any:
@@ -169,6 +175,9 @@ class Server:
             return Unavailable(f"{self.shown} is full, nothing was written; {hint}")
         if REFUSING & names or text.startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
             return Unavailable(f"{self.shown} refuses us ({text}); check user, password and rights")
+        if "DB index" in text or "SELECT is not allowed" in text:
+            hint = "name another database, or none: valkey://host:6379/0"
+            return InvalidInput("url", f"{self.shown} has no such database ({text}); {hint}")
         if PASSING & names:
             return Unavailable(f"{self.shown} does not answer ({text}); retry")
         return Unavailable(f"{self.shown}: {text}; nothing was acknowledged; retry")
