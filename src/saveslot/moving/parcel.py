@@ -7,7 +7,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from saveslot.errors import Corrupt
 from saveslot.log import Entry, Head, Row
+from saveslot.moving.chain import Chain
 from saveslot.stores import Store
 
 # A part stands in memory, once or twice. So many entries and so many bytes, or one entry.
@@ -32,6 +34,10 @@ class Parcel(Protocol):
 
     async def append_id(self, seq: int) -> bytes: ...
 
+    async def damage(self, behind: int) -> str | None:
+        """What is wrong with it, the first of it: its headers, and the frames behind that entry. None for nothing."""
+        ...
+
 
 class Kept:
     """A session whose log is at hand."""
@@ -48,6 +54,10 @@ class Kept:
     async def append_id(self, seq: int) -> bytes:
         return self._entries[seq - 1].append_id
 
+    async def damage(self, behind: int) -> str | None:
+        """It was made just now."""
+        del behind
+
 
 class Stored:
     """A session in a store, read part by part. In the copy nobody holds it: a lease is a promise of one store."""
@@ -58,16 +68,47 @@ class Stored:
         self.row = msgspec.structs.replace(row, lease=None, owner=None, worker="", left=0, heartbeat=alive)
         self.last, self.last_id = last.seq, last.append_id
         self._store = store
+        self._read: tuple[int, list[Entry]] | None = None  # all that is behind an entry, if that is one part
 
     async def parts(self, behind: int) -> AsyncIterator[list[Entry]]:
-        headers = await self._store.entries(self.row.key, [(behind + 1, self.last)], frames=False)
-        for piece in _cut(headers):
-            entries = await self._store.entries(self.row.key, [piece])
-            yield [msgspec.structs.replace(entry, lease=None, alive=0) for entry in entries]
+        if self._read is not None and self._read[0] == behind:
+            whole, self._read = self._read[1], None
+            yield whole
+            return
+        for piece in _cut(await self._headers(behind + 1)):
+            yield await self._part(piece)
+
+    async def damage(self, behind: int) -> str | None:
+        """One that is longer than a part is read once more for this: nothing of a damaged session is to land."""
+        try:
+            headers = await self._headers(1)
+            if not headers or headers[-1].seq < self.last:
+                return f"entry {self.last} is missing"
+            chain = Chain(self.row, headers)
+            if (wrong := chain.broken()) is not None:
+                return wrong
+            pieces = _cut(headers[behind:])
+            for piece in pieces:
+                part = await self._part(piece)
+                for entry in part:
+                    if (wrong := chain.damage(entry)) is not None:
+                        return wrong
+                if len(pieces) == 1:
+                    self._read = (behind, part)
+        except Corrupt as exc:
+            return str(exc)
+        return None
 
     async def append_id(self, seq: int) -> bytes:
         found = await self._store.entries(self.row.key, [(seq, seq)], frames=False)
         return found[0].append_id if found else b""
+
+    async def _headers(self, first: int) -> list[Entry]:
+        return await self._store.entries(self.row.key, [(first, self.last)], frames=False)
+
+    async def _part(self, piece: tuple[int, int]) -> list[Entry]:
+        entries = await self._store.entries(self.row.key, [piece])
+        return [msgspec.structs.replace(entry, lease=None, alive=0) for entry in entries]
 
 
 def _cut(entries: list[Entry]) -> list[tuple[int, int]]:
