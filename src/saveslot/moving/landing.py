@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from saveslot.errors import Corrupt
+from saveslot.errors import Corrupt, InvalidInput, KeyMissing, TooLarge
 from saveslot.log import Entry, Group, Head, Outcome, Verdict
 from saveslot.moving.parcel import Parcel, Problem
 from saveslot.stores import Store
@@ -111,10 +111,13 @@ class Landing:
         """Its first part; None when there is nothing to do, or nothing that may be done."""
         behind = 0 if head is None else head.last.seq
         if head is not None:
-            mine = behind <= parcel.last and await parcel.append_id(behind) == head.last.append_id
-            if not mine or (head.row.namespace, head.row.session_id) != (parcel.row.namespace, parcel.row.session_id):
-                damage = await self._damage(parcel, parcel.last)
-                return self._refused(parcel, damage or DIFFERS)
+            try:
+                met = await parcel.met(self._store, head)
+            except (InvalidInput, TooLarge, Corrupt, KeyMissing) as exc:
+                return self._refused(parcel, f"cannot be continued here ({exc})")
+            if met is None:
+                return self._refused(parcel, await self._damage(parcel, parcel.last) or DIFFERS)
+            parcel = met
             if behind == parcel.last:
                 self.report.already += 1
                 return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import msgspec
 
@@ -16,23 +16,38 @@ from saveslot.stores import Store
 MANY, LARGE = 500, 1 << 20
 
 
-class Problem(NamedTuple):
-    """Something that could not be taken, by name, and why. Nothing else is lost with it."""
-
+class _Problem(NamedTuple):
     what: str
     reason: str
+
+
+class Problem(_Problem):
+    """Something that could not be taken, by name, and why. Nothing else is lost with it.
+
+    Names are other people's: what would break a line or steer a terminal is shown by its escape.
+    """
+
+    def __new__(cls, what: str, reason: str) -> Self:
+        return super().__new__(cls, _visible(what), _visible(reason))
+
+
+def _visible(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 class Parcel(Protocol):
     row: Row  # as it will be: nobody holds it
     last: int  # its newest entry
-    last_id: bytes
 
     def parts(self, behind: int) -> AsyncIterator[list[Entry]]:
         """The entries behind that one, in parts that fit into memory."""
         ...
 
-    async def append_id(self, seq: int) -> bytes: ...
+    async def met(self, store: Store, head: Head) -> Parcel | None:
+        """What continues a session that is here, and how it stands now; None where that has another history."""
+        ...
 
     async def damage(self, behind: int) -> str | None:
         """What is wrong with it, the first of it: its headers, and the frames behind that entry. None for nothing."""
@@ -40,19 +55,23 @@ class Parcel(Protocol):
 
 
 class Kept:
-    """A session whose log is at hand."""
+    """A session whose log is at hand, or the end of it, behind an entry."""
 
-    def __init__(self, row: Row, entries: list[Entry]) -> None:
+    def __init__(self, row: Row, entries: list[Entry], behind: int = 0) -> None:
         self.row = row
-        self.last, self.last_id = entries[-1].seq, entries[-1].append_id
-        self._entries = entries
+        self.entries = entries
+        self.last = behind + len(entries)
+        self._behind = behind
 
     async def parts(self, behind: int) -> AsyncIterator[list[Entry]]:
-        for first, last in _cut(self._entries[behind:]):
-            yield self._entries[first - 1 : last]
+        for first, last in _cut(self.entries[behind - self._behind :]):
+            yield self.entries[first - self._behind - 1 : last - self._behind]
 
-    async def append_id(self, seq: int) -> bytes:
-        return self._entries[seq - 1].append_id
+    async def met(self, store: Store, head: Head) -> Parcel | None:
+        del store
+        seq = head.last.seq
+        same = seq <= self.last and self.entries[seq - 1].append_id == head.last.append_id
+        return self if same and _named_alike(head.row, self.row) else None
 
     async def damage(self, behind: int) -> str | None:
         """It was made just now."""
@@ -66,7 +85,7 @@ class Stored:
         row, last = head.row, head.last
         alive = max(row.heartbeat, last.alive)
         self.row = msgspec.structs.replace(row, lease=None, owner=None, worker="", left=0, heartbeat=alive)
-        self.last, self.last_id = last.seq, last.append_id
+        self.last = last.seq
         self._store = store
         self._read: tuple[int, list[Entry]] | None = None  # all that is behind an entry, if that is one part
 
@@ -99,9 +118,12 @@ class Stored:
             return str(exc)
         return None
 
-    async def append_id(self, seq: int) -> bytes:
-        found = await self._store.entries(self.row.key, [(seq, seq)], frames=False)
-        return found[0].append_id if found else b""
+    async def met(self, store: Store, head: Head) -> Parcel | None:
+        del store
+        seq = head.last.seq
+        found = await self._store.entries(self.row.key, [(seq, seq)], frames=False) if seq <= self.last else []
+        same = found and found[0].append_id == head.last.append_id
+        return self if same and _named_alike(head.row, self.row) else None
 
     async def _headers(self, first: int) -> list[Entry]:
         return await self._store.entries(self.row.key, [(first, self.last)], frames=False)
@@ -109,6 +131,10 @@ class Stored:
     async def _part(self, piece: tuple[int, int]) -> list[Entry]:
         entries = await self._store.entries(self.row.key, [piece])
         return [msgspec.structs.replace(entry, lease=None, alive=0) for entry in entries]
+
+
+def _named_alike(one: Row, other: Row) -> bool:
+    return (one.namespace, one.session_id) == (other.namespace, other.session_id)
 
 
 def _cut(entries: list[Entry]) -> list[tuple[int, int]]:
