@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
+from datetime import timedelta
 from itertools import product
 
 import msgspec
 import pytest
 
-from saveslot import KeyMissing, SessionManager, Unavailable
+from saveslot import Corrupt, KeyMissing, Retention, SessionManager, Unavailable
 from saveslot.log import Query
 from saveslot.moving import landing, parcel
 from saveslot.moving.copying import copied
-from saveslot.stores import Store
+from saveslot.stores import Store, open_store, sqlite_path
 from saveslot.stores.memory import MemoryStore
 
 from .conftest import BACKENDS, lived, told
@@ -157,17 +159,143 @@ async def test_a_store_that_garbles_is_found_out(fresh):
     assert {problem.what for problem in report.problems} == {f"session {name}" for name in await logs(origin)}
 
 
-async def test_damage_in_the_source_is_told(fresh):
-    """Digests are followed on the way: a damaged frame is named, and everything else comes over."""
-    origin, away = MemoryStore(), await fresh("sqlite")
+OTHERS = "update checkpoints set recipe = (select recipe from checkpoints where key = :key and seq = 5)"
+# What somebody did to the file of `hurt`, and what of it is told.
+DAMAGE = {
+    "an entry in the middle is gone": ("delete from checkpoints where key = :key and seq = 9", "entry 9 is missing"),
+    "the first is gone": ("delete from checkpoints where key = :key and seq = 1", "entry 1 is missing"),
+    "all are gone": ("delete from checkpoints where key = :key", "has no entries"),
+    "a patch is gone": ("update checkpoints set frame = null where key = :key and seq = 9", "entry 9 has 2 of its 3"),
+    "a keyframe is gone": (
+        "update checkpoints set frame = null where key = :key and seq = 2", "entry 2 has 0 of its 1",
+    ),
+    "a byte of a keyframe": (
+        "update checkpoints set frame = cast(x'0101' || substr(frame, 3) as blob) where key = :key and seq = 2",
+        "entry 2 does not match its digest",
+    ),
+    "a byte of a patch": (
+        "update checkpoints set frame = cast(frame || x'00' as blob) where key = :key and seq = 9",
+        "entry 9 does not match its digest",
+    ),
+    "another's recipe": (
+        f"{OTHERS} where key = :key and seq = 9",
+        "entry 9 has the recipe of another",
+    ),
+    "another's recipe in a rollback": (
+        f"{OTHERS} where key = :key and seq = 15",
+        "entry 15 has the recipe or the digest of another",
+    ),
+    "no recipe": (
+        "update checkpoints set recipe = x'' where key = :key and seq = 9", "entry 9 has the recipe of another",
+    ),
+    "another name": ("update checkpoints set name = 'x' where key = :key and seq = 9", "entry 9 does not fit"),
+    "another time": ("update checkpoints set at = at + 1 where key = :key and seq = 9", "entry 10 does not fit"),
+    "a note": (
+        "update checkpoints set note = cast(note || x'00' as blob) where key = :key and seq = 9",
+        "entry 9 has a note that was changed",
+    ),
+    "its context": (
+        "update sessions set body = cast(body || x'00' as blob) where key = :key", "what it is about does not match",
+    ),
+}  # fmt: skip
+
+
+async def hurt(store: Store) -> None:
+    sessions = SessionManager(store=store)
+    await sessions.create_session("tutor", context={"topic": "fractions"}, session_id="hurt")
+    for n in range(13):
+        await sessions.checkpoint("hurt", f"turn-{n}", append={"messages": [f"question {n}" * 20]}, metadata={"n": n})
+    await sessions.rollback("hurt", 7)
+    await sessions.checkpoint("hurt", "on", append={"messages": ["on"]})
+    for n in range(3):
+        await sessions.create_session("crowd", session_id=f"whole-{n}")
+
+
+async def damaged(url: str, sql: str) -> Store:
+    """The same file after somebody was at it."""
+    connection = sqlite3.connect(sqlite_path(url))
+    [(key,)] = connection.execute("select key from sessions where id = 'hurt'").fetchall()
+    assert connection.execute(sql, {"key": key}).rowcount
+    connection.commit()
+    connection.close()
+    return await open_store(url)
+
+
+@pytest.mark.parametrize("parts", [500, 4])
+@pytest.mark.parametrize("second", BACKENDS)
+@pytest.mark.parametrize("what", DAMAGE)
+async def test_a_damaged_session_stays_behind_and_is_told(fresh, fresh_url, second, what, parts, monkeypatch):
+    """Whatever is wrong with it: named once, each time; nothing of it lands, and all others do."""
+    monkeypatch.setattr(parcel, "MANY", parts)
+    url, away = fresh_url("sqlite"), await fresh(second)
+    origin = await open_store(url)
+    await hurt(origin)
+    await origin.close()
+    sql, said = DAMAGE[what]
+    origin = await damaged(url, sql)
+    for landed, already in ((3, 0), (0, 3)):
+        report = await copied(origin, away, "default")
+        assert [problem.what for problem in report.problems] == ["session hurt"]
+        assert said in report.problems[0].reason
+        assert (len(report.landed), report.already) == (landed, already)
+    assert sorted(await logs(away)) == ["whole-0", "whole-1", "whole-2"]
+    await origin.close()
+
+
+async def test_a_copy_of_what_was_damaged_since_stays_as_it_was(fresh, fresh_url):
+    """What had come over is kept; nothing is put behind it that stands on damage."""
+    url, away = fresh_url("sqlite"), await fresh("memory")
+    origin = await open_store(url)
+    await hurt(origin)
+    await copied(origin, away, "default")
+    before = await logs(away)
+    await SessionManager(store=origin).checkpoint("hurt", "more", append={"messages": ["more"]})
+    await origin.close()
+    for gone in (9, 16):
+        origin = await damaged(url, f"delete from checkpoints where key = :key and seq = {gone}")  # noqa: S608
+        report = await copied(origin, away, "default")
+        assert [problem.what for problem in report.problems] == ["session hurt"]
+        assert "entry 9 is missing" in report.problems[0].reason
+        assert await logs(away) == before
+        await origin.close()
+
+
+@pytest.mark.parametrize("key", [None, bytes(range(32))])
+async def test_what_retention_gave_up_is_no_damage(fresh, key):
+    """Frames that were thinned are not missed, nor some of them while that is under way."""
+    origin, away, later = await fresh("sqlite"), await fresh("memory"), await fresh("memory")
+    sessions = SessionManager(store=origin, encryption_key=key)
+    await sessions.create_session("tutor", session_id="thin")
+    for n in range(80):
+        await sessions.checkpoint("thin", f"turn-{n}", append={"messages": [f"question {n}" * 20]})
+    await sessions.rollback("thin", "~30")
+    await sessions.checkpoint("thin", "on", append={"messages": ["on"]})
+    rule = Retention(keep_last=3, keep_latest_per_name=False)
+    assert (await sessions.thin("thin", rule)).marked
+    [row] = await origin.find(Query(namespace="default"))
+    assert await origin.empty(row.key, [5, 6, 7]) == 3
+    assert (await copied(origin, away, "default")).problems == []
+    assert (await sessions.thin("thin", rule, grace=timedelta(0))).emptied
+    assert (await copied(origin, later, "default")).problems == []
+    assert await logs(origin) == await logs(later)
+
+
+class Refusing(MemoryStore):
+    """Finds one session damaged, and with it every batch that it is in."""
+
+    async def append(self, groups):
+        if any(group.create and group.create.session_id == "crowd-3" for group in groups):
+            raise Corrupt("crowd-3", "is damaged")
+        return await super().append(groups)
+
+
+async def test_damage_over_there_is_one_sessions(fresh):
+    """A target that finds one session damaged takes all others."""
+    origin, away = await fresh("memory"), Refusing()
     await lived(origin)
-    [row] = [row for row in await origin.find(Query(namespace="default"), limit=99) if row.session_id == "lesson"]
-    log = origin._logs[row.key]  # noqa: SLF001  (damage is done where nobody looks)
-    log[10].frame = log[10].frame[:-1] + b"?"
-    log[20].note = b"?" * 30
     report = await copied(origin, away, "default")
-    assert [problem.what for problem in report.problems] == ["checkpoint lesson:11", "checkpoint lesson:21"]
-    assert len(report.landed) == len(await logs(origin))
+    assert [problem.what for problem in report.problems] == ["session crowd-3"]
+    assert len(await logs(away)) == len(await logs(origin)) - 1
 
 
 async def test_namespaces_stay_apart(fresh):

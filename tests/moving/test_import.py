@@ -21,12 +21,15 @@ import valkey.asyncio
 from hypothesis import given, strategies as st
 
 from saveslot import CheckpointManager, CheckpointStore, InvalidInput, SessionManager, Unavailable
-from saveslot.moving import langgraph, records
+from saveslot.codec import Keyring
+from saveslot.moving import langgraph, parcel, records
 from saveslot.moving.landing import Landing, Report
 from saveslot.moving.parcel import Kept, Problem
-from saveslot.moving.sources import Ask, opened
+from saveslot.moving.sources import Ask, is_foreign, opened
+from saveslot.sealing import SealedStore
 from saveslot.stack import Valkey
 from saveslot.stores import Store, open_store
+from saveslot.stores.chained import ChainedStore
 from saveslot.stores.memory import MemoryStore
 
 
@@ -160,6 +163,19 @@ def test_no_class_is_ever_revived():
             langgraph.value("msgpack", bad, opaque, "x")
 
 
+async def test_a_thread_id_that_is_none_is_named_once(store, foreign, tmp_path):
+    """However many checkpoints it has; and in one line that does nothing to a terminal."""
+    path = tmp_path / "odd.sqlite"
+    shutil.copy(foreign / "langgraph.sqlite", path)
+    connection = sqlite3.connect(path)
+    connection.execute("update checkpoints set thread_id = ? where thread_id = 'ended'", ("a\n\x1b[2J\u202eb",))
+    connection.commit()
+    connection.close()
+    report = await twice(store, path)
+    assert named(report) == ["thread a\\n\\x1b[2J\\u202eb", "thread a\\n\\x1b[2J\\u202eb, subgraph inner"]
+    assert report.landed == ["waiting"]
+
+
 async def test_bad_rows_are_named_and_the_rest_comes_in(store, sessions, foreign, tmp_path):
     """Truncated, pickled and impossible checkpoints, unknown columns, a missing table."""
     path = tmp_path / "bad.sqlite"
@@ -219,7 +235,7 @@ async def test_openai_agents(store, sessions, foreign, tmp_path):
     connection.close()
     report = await bring(store, path)
     assert named(report) == [
-        "session a\nb",
+        "session a\\nb",
         "session chat-1, message 1",
         "session chat-2, turn at some day",
         "session chat-1",
@@ -243,6 +259,16 @@ async def test_a_list_of_checkpoints(store, sessions, tmp_path):
     assert (await bring(store, path, new_id="other")).landed == ["other"]
 
 
+async def test_a_mark_in_front_of_a_list_is_no_part_of_it(store, tmp_path):
+    """Some editors put a byte order mark in front of UTF-8."""
+    manager = CheckpointManager("lesson")
+    manager.create("asked", {"n": 1})
+    path = tmp_path / "list.json"
+    path.write_text(manager.export(), encoding="utf-8-sig")
+    assert is_foreign(str(path))
+    assert (await twice(store, path)).landed == ["lesson"]
+
+
 async def test_lists_of_other_hands(store, sessions, tmp_path):
     """Without ids the file names the session; with odd ones they are kept in the metadata; bad items are named."""
     path = tmp_path / "theirs.json"
@@ -260,7 +286,7 @@ async def test_lists_of_other_hands(store, sessions, tmp_path):
         "session theirs, checkpoint 5",
         "session theirs, checkpoint 6",
         "session theirs, checkpoint 7",
-        "session '\\x00'",
+        "session \\x00",
     ]
     assert [item.name for item in await sessions.history("theirs")] == ["a", "b", "a"]
     assert (await sessions.get_checkpoint("theirs")).metadata == {"imported_id": "odd"}
@@ -293,6 +319,37 @@ async def test_a_folder_of_checkpoint_files(store, sessions, tmp_path):
     assert (await sessions.get_session("a/b")).state == "paused"
     done = await sessions.get_session("done")
     assert (done.state, done.context) == ("completed", {"parent_session_id": "a/b"})
+
+
+async def test_checkpoint_files_that_went_on_are_continued(store, sessions, tmp_path):
+    """A changed document is one more checkpoint, whenever the file was written; what went on here is left alone."""
+    files = CheckpointStore(tmp_path / "files")
+    for name in ("a", "b", "touched"):
+        files.write(name, {"task": "parse", "status": "in_progress"})
+    files.write("told", {"created": "2026-01-01T00:00:00", "task": "parse"})
+    assert len((await twice(store, tmp_path / "files")).landed) == 4
+    os.utime(tmp_path / "files" / "touched.yaml", (1, 1))
+    files.write("a", {"task": "parse all", "status": "in_progress", "progress": 50})
+    files.write("b", {"task": "parse", "status": "completed"})
+    files.write("told", {"created": "2026-01-01T00:00:00", "task": "parse", "progress": 10})
+    report = await bring(store, tmp_path / "files")
+    assert (report.landed, report.already, report.problems) == (["a", "b", "told"], 1, [])
+    report = await bring(store, tmp_path / "files")
+    assert (report.landed, report.already, report.entries, report.problems) == ([], 4, 0, [])
+    assert (await sessions.get_checkpoint("a")).data == files.read("a")
+    assert [item.name for item in await sessions.history("a")][2:] == ["imported", "imported"]
+    assert (await sessions.get_session("a")).context == {"task": "parse all"}
+    states = [(await sessions.get_session(name)).state.value for name in ("a", "b", "told")]
+    assert states == ["paused", "completed", "paused"]
+    await sessions.checkpoint("a", "here", {"n": 1})
+    for name in ("a", "b"):
+        files.write(name, {"task": "again", "status": "in_progress"})
+    report = await bring(store, tmp_path / "files")
+    assert (report.landed, named(report)) == ([], ["session a", "session b"])
+    assert (await sessions.get_checkpoint("a")).name == "here"
+    await sessions.delete_session("told")
+    files.write("told", {"task": "parse", "progress": 20})
+    assert "was deleted" in (await bring(store, tmp_path / "files")).problems[-1].reason
 
 
 # agent_sessions
@@ -380,6 +437,85 @@ async def test_bad_agent_sessions_are_named_and_the_rest_comes_in(store, session
     assert [item.name for item in fifth] == ["session_created", "ok", "session_paused"]
 
 
+LATEST = "2026-01-02T00:00:00+00:00"
+MORE = [{"name": "session_resumed", "timestamp": LATEST, "data": {}},
+        {"name": "answered", "timestamp": LATEST, "data": {"messages": ["1/2 + 1/3?", "5/6"]}}]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", [None, bytes(range(32))], ids=["open", "sealed"])
+async def test_agent_sessions_that_went_on_are_continued(fresh, table, key):
+    """Another context, state and history over there go behind what was imported; what is equal adds nothing."""
+    stored = await fresh("sqlite")
+    store = SealedStore(ChainedStore(stored), None if key is None else Keyring.of(key))
+    sessions = SessionManager(store=stored, encryption_key=key)
+    one, two, three = (str(UUID(int=n)) for n in (1, 2, 3))
+    url = await table(row(1), row(2), row(3, checkpoints=None), row(4), metadata="jsonb")
+    assert len((await twice(store, url)).landed) == 4
+    await table.run('update agent_sessions set context = \'{"topic": "roots", "n": 1}\', state = \'active\'')
+    await sessions.checkpoint(str(UUID(int=4)), "here", {"messages": []})
+    report = await bring(store, url)
+    assert (report.landed, named(report)) == ([one, two, three], [f"session {UUID(int=4)}"])
+    history = row(1)["checkpoints"] + MORE
+    sql = "update agent_sessions set checkpoints = $1::text::jsonb, metadata = '{\"m\": 1}', state = 'completed'"
+    await table.run(sql, json.dumps(history))
+    assert (await bring(store, url)).landed == [one, two, three]
+    await table.run('update agent_sessions set metadata = null, context = \'{"n": 1, "topic": "roots"}\'')
+    again = await bring(store, url)
+    assert (again.landed, again.entries, again.already) == ([], 0, 3)
+    found = await sessions.get_session(one)
+    assert (found.state, found.context, found.metadata) == ("completed", {"topic": "roots", "n": 1}, {"m": 1})
+    assert (await sessions.get_checkpoint(one, "answered")).data == MORE[1]["data"]
+    kinds = [line.kind for line in (await sessions.audit(one)).lines]
+    assert kinds == [
+        "created", "checkpoint", "paused", "updated", "resumed", "resumed", "checkpoint", "updated", "completed",
+    ]  # fmt: skip
+    assert (await sessions.audit(one)).misfit is None
+    late = await sessions.get_session(three)
+    assert [item.name for item in late.checkpoints][-2:] == ["answered", "session_completed"]
+    text = await sessions.export(three)
+    await SessionManager(encryption_key=key).import_session(text)
+
+
+async def test_agent_sessions_that_went_on_after_their_end_are_named(store, sessions, table):
+    """A completed session stays as it is, here; a failed one is taken up again."""
+    url = await table(row(1, state="completed"), row(2, state="failed"))
+    await twice(store, url)
+    await table.run("update agent_sessions set state = 'active'")
+    report = await bring(store, url)
+    assert (report.landed, named(report)) == ([str(UUID(int=2))], [f"session {UUID(int=1)}"])
+    assert "is completed here" in report.problems[0].reason
+    assert (await sessions.get_session(str(UUID(int=2)))).state == "active"
+
+
+async def test_a_long_history_whose_import_was_cut_short_is_finished(fresh, table, monkeypatch):
+    """Also when the session went on meanwhile; the verbs of its history are what they were."""
+    monkeypatch.setattr(parcel, "MANY", 3)
+    names = ["work", "session_paused", "session_resumed"]
+    history = [{"name": names[n % 3], "timestamp": LATER, "data": {"n": n}} for n in range(12)]
+    url = await table(row(1, state="active", checkpoints=history))
+    whole, parted = await fresh("memory"), await fresh("memory")
+    append, left = parted.append, [1, 1]
+
+    async def breaking(groups):
+        if not left:
+            raise Unavailable("gone")
+        left.pop()
+        return await append(groups)
+
+    parted.append = breaking
+    with pytest.raises(Unavailable):
+        await bring(parted, url)
+    del parted.append
+    await table.run("update agent_sessions set context = '{\"late\": true}'")
+    assert (await bring(parted, url)).problems == []
+    await bring(whole, url)
+    there = [SessionManager(store=one) for one in (whole, parted)]
+    told = [[item.to_dict() for item in await one.history(str(UUID(int=1)))] for one in there]
+    assert told[0] == told[1]
+    found = [await one.get_session(str(UUID(int=1))) for one in there]
+    assert [(one.state, one.context) for one in found] == [("active", {"late": True})] * 2
+
+
 @pytest.fixture(scope="module")
 def cache():
     with Valkey() as server:
@@ -419,6 +555,25 @@ async def test_valkey_knows_better(store, sessions, table, cache):
     await client.aclose()
 
 
+async def test_keys_of_another_kind_are_named(store, sessions, cache):
+    """A hash is no session's text; and in what order a text has its keys does not matter."""
+    client = valkey.asyncio.from_url(cache.url)
+    await client.hset("odd:session:hashed", mapping={"id": "hashed"})
+    found = row(1, session_id=str(UUID(int=1)), context={"a": 1, "b": {"c": 1, "d": 2}})
+    await client.set(f"odd:session:{UUID(int=1)}", json.dumps(found))
+    report = await twice(store, cache.url, prefix="odd")
+    assert (report.landed, report.problems) == (
+        [str(UUID(int=1))],
+        [Problem("key odd:session:hashed", "holds a hash; the text of a session was expected")],
+    )
+    found["checkpoints"] += MORE[:1]
+    await client.set(f"odd:session:{UUID(int=1)}", json.dumps(found, sort_keys=True))
+    report = await bring(store, cache.url, prefix="odd")
+    assert (report.landed, report.entries) == ([str(UUID(int=1))], 2)
+    await client.flushall()
+    await client.aclose()
+
+
 VERBS = ("session_paused", "session_resumed", "session_completed", "session_failed", "session_recovered")
 ITEMS = st.lists(
     st.fixed_dictionaries(
@@ -433,16 +588,17 @@ ITEMS = st.lists(
 )
 
 
+async def each(found: Iterable[Kept | Problem]) -> AsyncIterator[Kept | Problem]:
+    for one in found:
+        yield one
+
+
 async def taken(found: Iterable[Kept | Problem]) -> tuple[SessionManager, Report]:
     """What of a record comes in, after it was carried on to another store by its export."""
     store, report = MemoryStore(), Report()
     first, second = SessionManager(store=store), SessionManager()
 
-    async def all_of_it() -> AsyncIterator[Kept | Problem]:
-        for one in found:
-            yield one
-
-    await Landing(store, report).take(all_of_it())
+    await Landing(store, report).take(each(found))
     for session_id in report.landed:
         text = await first.export(session_id)
         await second.import_session(text)
@@ -462,6 +618,46 @@ def test_histories_that_follow_other_rules_come_in_and_go_on(history, state):
         assert shown[: len(told)] == told
         assert len(shown) <= len(told) + 1
         assert (await sessions.get_session(report.landed[0])).state == state
+
+    asyncio.run(check())
+
+
+STATES = st.sampled_from(["active", "paused", "completed", "failed"])
+CONTEXTS = st.sampled_from([{}, {"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 2}])
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.sampled_from([*VERBS, "work", "work"]), max_size=3), STATES, CONTEXTS), max_size=4)
+)
+def test_whatever_came_since_is_continued_or_told(stages):
+    """Import after import: all of it is here, in its order, fit to be carried on; or nothing is, and that is told."""
+
+    async def check() -> None:
+        stored = MemoryStore()
+        store, sessions = SealedStore(ChainedStore(stored)), SessionManager(store=stored)
+        history: list[dict] = []
+        for names, state, context in stages:
+            history += [
+                {"name": name, "timestamp": LATER, "data": {"n": len(history) + n}} for n, name in enumerate(names)
+            ]
+            before = await sessions.export(str(UUID(int=1))) if await sessions.count() else None
+            for second in (False, True):
+                report = Report()
+                told = row(1, state=state, checkpoints=history, context=context)
+                await Landing(store, report).take(each(records.session(told, "default")))
+                if report.problems:
+                    assert (await sessions.export(str(UUID(int=1))), report.entries) == (before, 0)
+                    return
+                assert not second or (report.already, report.entries) == (1, 0)
+            found = await sessions.get_session(str(UUID(int=1)))
+            assert (found.state, found.context) == (state, context)
+            left = iter([item.name for item in await sessions.history(found.session_id)])
+            assert all(item["name"] in left for item in history)
+            text = await sessions.export(found.session_id)
+            again = SessionManager()
+            await again.import_session(text)
+            assert await again.export(found.session_id) == text
+            assert (await sessions.audit(found.session_id)).misfit is None
 
     asyncio.run(check())
 

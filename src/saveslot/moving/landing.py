@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from saveslot.codec.cipher import is_sealed
-from saveslot.errors import Unavailable
+from saveslot.errors import Corrupt, InvalidInput, KeyMissing, TooLarge
 from saveslot.log import Entry, Group, Head, Outcome, Verdict
-from saveslot.moving.chain import Chain
 from saveslot.moving.parcel import Parcel, Problem
 from saveslot.stores import Store
 
@@ -23,6 +21,10 @@ REFUSALS = {
     Outcome.MISSING: "it was here and was deleted; import it under another id (--as)",
 }
 DIFFERS = "is here already with another history; it was left as it is"
+DAMAGED = "{}; nothing was copied, saveslot doctor tells what of it is sound"
+CHANGED = "was removed from its source meanwhile, or changed there; run it again"
+# So many sessions are looked through at a time: of each all headers are in memory then.
+LOOKED = 16
 
 Step = Callable[[int], None]  # told how many more are done
 
@@ -38,13 +40,14 @@ class Report:
 
 
 class Landing:
-    """With `verify` every entry is read back and compared, and its digests are followed on the way."""
+    """With `verify` every entry is read back and compared."""
 
     def __init__(self, store: Store, report: Report, *, verify: bool = False, step: Step | None = None) -> None:
         self.report = report
         self._store = store
         self._verify = verify
         self._step: Step = step or _unseen
+        self._looking = asyncio.Semaphore(LOOKED)
 
     async def take(self, found: AsyncIterable[Parcel | Problem]) -> None:
         """Land all that a source yields. Interrupted, it can be run again: what is here is not written twice."""
@@ -73,30 +76,60 @@ class Landing:
         begun = await asyncio.gather(*map(self._begun, batch, heads))
         going = [trip for trip in begun if trip is not None]
         groups = [trip.group() for trip in going]
-        verdicts = await self._store.append(groups) if groups else []
+        verdicts = await self._appended(groups) if groups else []
         for trip, first, verdict in zip(going, groups, verdicts, strict=True):
-            group, outcome = first, await self._told(first, verdict)
+            group = first
+            outcome = verdict if isinstance(verdict, Corrupt) else await self._told(first, verdict)
             while outcome in LANDED and await self._landed(trip, group) and await trip.advance():
                 group = trip.group()
-                outcome = (await self._store.append([group]))[0].outcome
-            if outcome not in LANDED:
+                [told] = await self._appended([group])
+                outcome = told if isinstance(told, Corrupt) else told.outcome
+            if isinstance(outcome, Corrupt):
+                self._refused(trip.parcel, str(outcome))
+            elif outcome not in LANDED:
                 self._refused(trip.parcel, REFUSALS.get(outcome, DIFFERS))
+            elif trip.lost:
+                self._refused(trip.parcel, CHANGED)
             elif trip.done:
                 self.report.landed.append(trip.parcel.row.session_id)
         self._step(len(batch))
+
+    async def _appended(self, groups: list[Group]) -> list[Verdict | Corrupt]:
+        """A verdict each. Where one session is damaged over there, it alone is refused."""
+        try:
+            return [*await self._store.append(groups)]
+        except Corrupt as exc:
+            if len(groups) == 1:
+                return [exc]
+        found = [(await self._appended([group]))[0] for group in groups]
+        refused = [one for one in found if isinstance(one, Corrupt)]
+        if len(refused) == len(groups):  # it is not the sessions
+            raise refused[0]
+        return found
 
     async def _begun(self, parcel: Parcel, head: Head | None) -> _Trip | None:
         """Its first part; None when there is nothing to do, or nothing that may be done."""
         behind = 0 if head is None else head.last.seq
         if head is not None:
-            mine = behind <= parcel.last and await parcel.append_id(behind) == head.last.append_id
-            if not mine or (head.row.namespace, head.row.session_id) != (parcel.row.namespace, parcel.row.session_id):
-                return self._refused(parcel, DIFFERS)
+            try:
+                met = await parcel.met(self._store, head)
+            except (InvalidInput, TooLarge, Corrupt, KeyMissing) as exc:
+                return self._refused(parcel, f"cannot be continued here ({exc})")
+            if met is None:
+                return self._refused(parcel, await self._damage(parcel, parcel.last) or DIFFERS)
+            parcel = met
             if behind == parcel.last:
                 self.report.already += 1
                 return None
+        if (damage := await self._damage(parcel, behind)) is not None:
+            return self._refused(parcel, damage)
         trip = _Trip(parcel, behind, None if head is None else head.last.append_id)
-        return trip if await trip.advance() else None
+        return trip if await trip.advance() else self._refused(parcel, CHANGED)
+
+    async def _damage(self, parcel: Parcel, behind: int) -> str | None:
+        async with self._looking:
+            damage = await parcel.damage(behind)
+        return damage and DAMAGED.format(damage)
 
     async def _told(self, group: Group, verdict: Verdict) -> Outcome:
         """The verdict; one that landed before and cannot be seen was deleted since."""
@@ -110,10 +143,6 @@ class Landing:
         self.report.entries += len(group.entries)
         if not self._verify:
             return True
-        for entry in group.entries:
-            if (damage := trip.chain.damage(entry)) is not None:
-                where = f"checkpoint {trip.parcel.row.session_id}:{entry.seq}"
-                self.report.problems.append(Problem(where, f"{damage} in the source; copied as it is"))
         first, last = group.entries[0].seq, group.entries[-1].seq
         found = await self._store.entries(group.key, [(first, last)])
         if list(map(_essence, found)) == list(map(_essence, group.entries)):
@@ -137,8 +166,8 @@ class _Trip:
 
     def __init__(self, parcel: Parcel, behind: int, prev: bytes | None) -> None:
         self.parcel = parcel
-        self.chain = Chain(sealed=is_sealed(parcel.row.body))
         self.done = False
+        self.lost = False  # the next part is not there any more
         self._behind, self._prev = behind, prev
         self._parts: AsyncIterator[list[Entry]] = parcel.parts(behind)
         self._part: list[Entry] = []
@@ -149,11 +178,10 @@ class _Trip:
             return False
         if self._part:
             self._behind, self._prev = self._part[-1].seq, self._part[-1].append_id
-        part = await anext(self._parts, None)
-        if not part or part[0].seq != self._behind + 1:
-            raise Unavailable(
-                f"session {self.parcel.row.session_id} was removed from its source meanwhile; run it again"
-            )
+        part = await anext(self._parts, None) or []
+        self.lost = not part or [entry.seq for entry in part] != [*range(self._behind + 1, part[-1].seq + 1)]
+        if self.lost:
+            return False
         self._part = part
         self.done = part[-1].seq == self.parcel.last
         return True

@@ -20,7 +20,7 @@ import msgspec
 
 from saveslot.errors import InvalidInput
 from saveslot.log import moment
-from saveslot.model import MAX_NAME, AgentSession, Data, as_data
+from saveslot.model import MAX_NAME, AgentSession, Data, as_data, as_name
 from saveslot.moving.drafting import Making, stamp
 from saveslot.moving.parcel import Kept, Problem
 from saveslot.moving.records import REFUSED
@@ -121,10 +121,22 @@ def _plain(found: Any, depth: int) -> Any:
 class Thread:
     """One thread, or one of its subgraphs, in the making."""
 
-    def __init__(self, thread_id: str, part: str, namespace: str) -> None:
+    def __init__(self, thread_id: Any, part: str, namespace: str) -> None:
         self.name = f"thread {thread_id}" + (f", subgraph {part}" if part else "")
         self._thread_id, self._part, self._namespace = thread_id, part, namespace
+        self._session_id = f"{thread_id}/{part}" if part else thread_id
+        if isinstance(self._session_id, str) and len(self._session_id) > MAX_NAME:
+            digest = sha256(self._session_id.encode(errors="surrogatepass")).hexdigest()[:16]
+            self._session_id = f"{self._session_id[: MAX_NAME - 17]}~{digest}"
         self._made: Making | None = None
+
+    def unfit(self) -> Problem | None:
+        """Why nothing of it can be taken: its id makes no session's."""
+        try:
+            as_name(self._session_id, "session_id")
+        except InvalidInput as exc:
+            return Problem(self.name, str(exc))
+        return None
 
     def take(self, found: Found) -> Iterator[Problem]:
         where = f"{self.name}, checkpoint {found.checkpoint_id}"
@@ -150,12 +162,9 @@ class Thread:
 
     def _begun(self, at: int) -> Making:
         if self._made is None:
-            session_id = f"{self._thread_id}/{self._part}" if self._part else self._thread_id
-            if len(session_id) > MAX_NAME:
-                session_id = f"{session_id[: MAX_NAME - 17]}~{sha256(session_id.encode()).hexdigest()[:16]}"
             metadata = {"thread_id": self._thread_id, "checkpoint_ns": self._part}
             session = AgentSession(
-                session_id=session_id, agent_type="langgraph", created_at=moment(at), metadata=metadata
+                session_id=self._session_id, agent_type="langgraph", created_at=moment(at), metadata=metadata
             )
             made = Making(self._namespace, session)
             made.created()

@@ -35,6 +35,9 @@ def parcels(connection: apsw.Connection, tables: Tables, namespace: str) -> Iter
         where thread_id = ? and checkpoint_ns = ? order by checkpoint_id"""
     for thread_id, part in connection.execute(f"{THREADS} order by 1, 2"):
         thread = Thread(thread_id, part, namespace)
+        if (problem := thread.unfit()) is not None:
+            yield problem
+            continue
         for checkpoint_id, parent, kind, data, metadata in connection.execute(sql, (thread_id, part)):
             opaque: list[str] = []
             try:

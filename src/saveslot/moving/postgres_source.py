@@ -130,6 +130,9 @@ async def threads(connection: Any, columns: Columns, namespace: str) -> AsyncIte
         where thread_id = $1 and checkpoint_ns = $2 order by checkpoint_id"""
     for thread_id, part in await connection.fetch(f"{THREADS} order by 1, 2"):
         thread = Thread(thread_id, part, namespace)
+        if (problem := thread.unfit()) is not None:
+            yield problem
+            continue
         blobs = _Blobs(connection, (thread_id, part), there="checkpoint_blobs" in columns)
         cursor = await connection.cursor(sql, thread_id, part)
         while rows := await cursor.fetch(PAGE):

@@ -7,9 +7,11 @@ from typing import Any, cast
 
 from saveslot import codec, refs
 from saveslot.errors import Corrupt, InvalidInput, TooLarge
-from saveslot.log import moment
+from saveslot.lifecycle import SessionState
+from saveslot.log import micros, moment
 from saveslot.model import AgentSession, Data, as_data, as_name, as_state
 from saveslot.moving.drafting import Making, stamp
+from saveslot.moving.growing import Growing, told_id
 from saveslot.moving.parcel import Kept, Problem
 from saveslot.transfer import read_json
 
@@ -32,34 +34,54 @@ def session(record: Data, namespace: str, new_id: str | None = None) -> Iterator
     session_id = record.get("id", record.get("session_id"))
     name = f"session {session_id}"
     try:
-        made, state = _begun(record, new_id or str(session_id), namespace)
+        value, state = _begun(record, new_id or str(session_id))
         history = _checkpoints(record.get("checkpoints"))
     except REFUSED as exc:
         yield Problem(name, str(exc))
         return
+    made = Making(namespace, value)
+    ids = [told_id(b"", "agent_sessions", namespace, value.session_id, micros(value.created_at))]
+    taken: list[int] = []  # the places of those that ids stand for, but for the first
     for n, told in enumerate(history):
         try:
-            if not isinstance(told, dict):
-                raise InvalidInput("checkpoint", f"must be a dict, not {type(told).__name__}")
-            item = cast("Data", told)
-            at = item.get("timestamp", record["created_at"])
-            if n == 0 and item.get("name") == "session_created":
-                made.created(as_data(item.get("data"), "data"), at)
+            if n == 0 and isinstance(told, dict) and cast("Data", told).get("name") == "session_created":
+                item = cast("Data", told)
+                made.created(as_data(item.get("data"), "data"), item.get("timestamp", value.created_at))
                 continue
             if not made.seq:
                 made.created()
-            made.checkpoint(item.get("name"), item.get("data"), item.get("metadata"), at)
+            ids.append(told_id(ids[-1], *_taken(made, told, value)))
+            taken.append(n)
         except REFUSED as exc:
             yield Problem(f"{name}, checkpoint {n + 1}", str(exc))
+    heartbeat = record.get("last_heartbeat") or record.get("updated_at")
+
+    def go_on(more: Making, done: int) -> None:
+        again = _checkpoints(record.get("checkpoints"))  # parsed anew: a batch of them would fill the memory
+        for n in taken[done:]:
+            _taken(more, again[n], value)
+        about = {"context": value.context, "metadata": value.metadata, "labels": value.labels}
+        more.settle({part: about[part] for part in about if record.get(part) is not None}, state, heartbeat)
+
     try:
         if not made.seq:
             made.created()
-        yield made.parcel(state, record.get("last_heartbeat") or record.get("updated_at"))
+        yield Growing(made.parcel(state, heartbeat), ids, go_on)
     except REFUSED as exc:
         yield Problem(name, str(exc))
 
 
-def _begun(record: Data, session_id: str, namespace: str) -> tuple[Making, Any]:
+def _taken(made: Making, told: Any, session: AgentSession) -> tuple[str, int, Data, Data]:
+    """One of the history, written; and what it says."""
+    if not isinstance(told, dict):
+        raise InvalidInput("checkpoint", f"must be a dict, not {type(told).__name__}")
+    item = cast("Data", told)
+    at = item.get("timestamp", session.created_at)
+    made.checkpoint(item.get("name"), item.get("data"), item.get("metadata"), at)
+    return item["name"], stamp(at), item.get("data") or {}, item.get("metadata") or {}
+
+
+def _begun(record: Data, session_id: str) -> tuple[AgentSession, SessionState]:
     if record.get("created_at") is None:
         raise InvalidInput("created_at", "is missing")
     state = as_state(record.get("state") or "active")
@@ -72,7 +94,7 @@ def _begun(record: Data, session_id: str, namespace: str) -> tuple[Making, Any]:
         metadata=as_data(parsed(record.get("metadata")), "metadata"),
         labels=as_data(parsed(record.get("labels")), "labels"),
     )
-    return Making(namespace, value), state
+    return value, state
 
 
 def _checkpoints(told: Any) -> list[Any]:
@@ -125,7 +147,7 @@ def _history(session_id: str, told: list[tuple[int, int, Data]], namespace: str)
     try:
         as_name(session_id, "session_id")
     except REFUSED as exc:
-        yield Problem(f"session {session_id!r}", str(exc))
+        yield Problem(f"session {session_id}", str(exc))
         return
     if not good:
         return

@@ -15,7 +15,9 @@ from saveslot.moving.parcel import Parcel, Problem
 from saveslot.stores import sqlite_path
 from saveslot.transfer import read_json
 
-_LIST = re.compile(rb"\s*\[\s*[{\]]")  # of objects, or of nothing
+_LIST = re.compile(
+    rb"(?:\xef\xbb\xbf)?\s*\[\s*[{\]]"
+)  # of objects, or of nothing; a byte order mark may stand before it
 VALKEY = ("valkey://", "valkeys://", "redis://", "rediss://")
 POSTGRES = ("postgresql://", "postgres://")
 
@@ -101,7 +103,7 @@ def _sqlite(path: Path, connection: sqlite_source.apsw.Connection, tables: sqlit
 
 def _json(path: Path, ask: Ask) -> Source:
     try:
-        items = read_json(path.read_bytes().decode())
+        items = read_json(path.read_bytes().decode("utf-8-sig"))
     except OSError as exc:
         raise InvalidInput(str(path), f"cannot be read ({exc.strerror})") from None
     except UnicodeDecodeError:

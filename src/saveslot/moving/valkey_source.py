@@ -68,11 +68,15 @@ class Hot:
         if not ids:
             return {}
         texts = await self._client.mget([self._start + session_id for session_id in ids])
-        return {
-            name: _record(name, self._start + name, text)
-            for name, text in zip(ids, texts, strict=True)
-            if text is not None
-        }
+        found: Found = {}
+        for name, text in zip(ids, texts, strict=True):
+            key = self._start + name
+            # Nothing is what MGET says of a key that is gone, and of one that holds no text.
+            if text is not None:
+                found[name] = _record(name, key, text)
+            elif (kind := _text(await self._client.type(key))) not in {"none", "string"}:
+                found[name] = Problem(f"key {key}", f"holds a {kind}; the text of a session was expected")
+        return found
 
 
 def _record(session_id: str, key: str, text: Any) -> Data | Problem:

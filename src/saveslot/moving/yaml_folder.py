@@ -13,7 +13,8 @@ from saveslot.files.folder import MAX_READ, SUFFIX, session_of
 from saveslot.lifecycle import SessionState
 from saveslot.log import moment
 from saveslot.model import AgentSession
-from saveslot.moving.drafting import Making, stamp
+from saveslot.moving.drafting import Making, canonical, key_of, stamp
+from saveslot.moving.growing import Growing, told_id
 from saveslot.moving.parcel import Kept, Problem
 
 # What such documents say about their session rather than about its work.
@@ -42,15 +43,21 @@ def _parcel(path: Path, namespace: str) -> Kept:
     session_id = session_of(path.name) or (told if isinstance(told, str) else path.name.removesuffix(SUFFIX))
     created, updated = _time(document, "created", written), _time(document, "updated", written)
     context = {key: document[key] for key in ABOUT if document.get(key) is not None}
+    state = SessionState.COMPLETED if document.get("status") == SessionState.COMPLETED else None
     made = Making(namespace, AgentSession(session_id=session_id, created_at=created, context=context))
     made.created(at=created)
-    if document.get("status") == SessionState.COMPLETED:
-        made.checkpoint("imported", document, None, updated)
-        made.checkpoint("session_completed", {"result": {}}, None, updated)
-    else:
+    if state is None:
         made.rest(created)
-        made.checkpoint("imported", document, None, updated)
-    return made.parcel()
+    made.checkpoint("imported", document, None, updated)
+
+    def go_on(more: Making, _: int) -> None:
+        if canonical(more.data) != canonical(document):
+            more.checkpoint("imported", document, None, updated)
+        more.settle({"context": context}, state, updated)
+
+    # The file's name is all that stays: not each document says when it was begun.
+    first = told_id(b"", "file", namespace, session_id)
+    return Growing(made.parcel(state, updated), [first], go_on, key=key_of(1, first))
 
 
 def _time(document: Document, key: str, written: float) -> datetime:
