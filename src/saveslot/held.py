@@ -241,8 +241,17 @@ class Held:
     async def resume(self) -> None:
         """From paused to active; nothing happens to an active one."""
         await self._sure()
+        await self._find_out()  # a pause may be on its way, unheard
         if follow(self._slot.at.state, "resume") != self._slot.at.state:
             await self._live("resume", Kind.RESUMED, "session_resumed", {})
+
+    @settled
+    async def _find_out(self) -> None:
+        """What became of all that was asked for before."""
+        async with self._slot.lock:
+            if self._slot.doubtful:
+                await self._settle()
+            self._check_ours()
 
     async def complete(self, result: Any = None) -> None:
         """The end, for good; the session is let go in the same step."""

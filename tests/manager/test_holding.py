@@ -785,3 +785,18 @@ async def test_an_export_of_a_held_session_comes_back_unowned(ann, bob):
     [head] = await bob._store.heads([("default", "copy")])  # noqa: SLF001
     assert head.row.fence == 3
     assert original.row.fence == 2
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_resume_minds_a_pause_that_nobody_heard_of(sessions, session, turns):
+    """A pause that was cancelled on its way has landed all the same: the session is active again, and not only here."""
+    async with sessions.hold(session) as held:
+        pausing = asyncio.ensure_future(held.pause())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        pausing.cancel()
+        await asyncio.gather(pausing, return_exceptions=True)
+        await held.resume()
+        await settled(sessions)
+        await held.refresh()
+        assert held.session.state == "active"
