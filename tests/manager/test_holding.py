@@ -21,6 +21,7 @@ from saveslot import (
     Unavailable,
 )
 from saveslot.model import Kind
+from saveslot.stores.memory import MemoryStore
 from saveslot.stores.passing import PassingStore
 
 
@@ -787,10 +788,21 @@ async def test_an_export_of_a_held_session_comes_back_unowned(ann, bob):
     assert original.row.fence == 2
 
 
-@pytest.mark.parametrize("turns", range(6))
-async def test_resume_minds_a_pause_that_nobody_heard_of(sessions, session, turns):
+class Slow(PassingStore):
+    """Takes its time to store."""
+
+    async def append(self, groups):
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return await self._inner.append(groups)
+
+
+@pytest.mark.parametrize("turns", range(1, 8))
+async def test_resume_minds_a_pause_that_nobody_heard_of(turns):
     """A pause that was cancelled on its way has landed all the same: the session is active again, and not only here."""
-    async with sessions.hold(session) as held:
+    sessions = SessionManager(store=Slow(MemoryStore()))
+    await sessions.create_session("tutor", session_id="s")
+    async with sessions.hold("s") as held:
         pausing = asyncio.ensure_future(held.pause())
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -800,3 +812,4 @@ async def test_resume_minds_a_pause_that_nobody_heard_of(sessions, session, turn
         await settled(sessions)
         await held.refresh()
         assert held.session.state == "active"
+    await sessions.close()
