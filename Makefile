@@ -2,11 +2,13 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --constraint constraints.txt
+INSTALL := python -m pip install --quiet --disable-pip-version-check --no-input
+PIP := $(BIN)/$(INSTALL) --constraint constraints.txt
+TESTED := cli,stack,yaml,crypto,testing
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # `make -j check` goes step by step too
-.PHONY: help demo stack test test-faults test-long check lint types layers format bench docs clean
+.PHONY: help demo stack test test-faults test-long test-lowest check lint types layers format bench pages docs clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -26,14 +28,21 @@ test-faults: .venv/.dev ## kill, pause and I/O fault tests
 test-long: .venv/.dev ## the same over many more histories and kills
 	@$(BIN)/pytest -n 2 --timeout 3600 -m long tests
 
+test-lowest: .venv-lowest/.done ## tests with the lowest versions that pyproject.toml allows
+	@.venv-lowest/bin/pytest -n 2 -m "not faults and not long" tests/codec tests/manager tests/stores tests/test_public.py \
+		tests/cli/test_terminal.py tests/cli/test_views.py
+
 check: lint types layers test test-faults ## all that must pass before a commit
 
 lint: .venv/.dev ## ruff: rules and format
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --quiet --check || { echo "run: make format"; exit 1; }
 
-types: .venv/.dev ## basedpyright, strict, on src
+types: .venv/.dev ## basedpyright, strict, on src; it and three others on a program that uses the API
 	@$(BIN)/basedpyright
+	@$(BIN)/mypy --strict --python-executable $(BIN)/python --no-error-summary tests/typing/program.py
+	@$(BIN)/ty check --quiet --python .venv tests/typing/program.py
+	@$(BIN)/pyrefly check --summary none --python-interpreter-path $(BIN)/python tests/typing/program.py
 
 layers: .venv/.dev ## import-linter: calls go down only
 	@$(BIN)/lint-imports --no-logo
@@ -45,16 +54,25 @@ format: .venv/.dev ## put the code into its usual form
 bench: .venv/.bench ## measure speed and size, beside peers
 	@$(BIN)/python -m bench
 
-docs: .venv/.dev ## write the reference and the table of figures anew
+pages: .venv/.dev ## write the reference, the table of figures and the diagrams anew
 	@$(BIN)/python docs/make_reference.py
 	@$(BIN)/python docs/make_table.py
+	@$(BIN)/python docs/make_diagrams.py
+
+docs: pages .venv-docs/.done ## the same, and build all pages as a site with search, in build/site
+	@$(PYTHON) docs/make_site.py
+	@cd build && ../.venv-docs/bin/zensical build --clean --config-file zensical.toml
+	@! grep -rlE '<(script|img|iframe)[^>]* src="https?:|<link[^>]* href="https?:' build/site --include='*.html' \
+		|| { echo "these pages load something from another host"; exit 1; }
+	@echo "look at it: $(PYTHON) -m http.server --directory build/site"
 
 clean: ## remove the environment, caches and builds
-	@rm -rf .venv .hypothesis .import_linter_cache .pytest_cache .ruff_cache build dist
+	@rm -rf .venv .venv-docs .venv-lowest .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each stamp is younger than what it was installed from, or pip runs again.
-# constraints.txt is `pip freeze --exclude-editable` after installing '.[dev,bench]' into an empty environment.
+# constraints.txt is `pip freeze --exclude-editable` after installing the groups dev, bench and docs into an empty environment.
+# pip reads groups from 25.1 on; Debian 12 has an older one.
 
 .venv/.core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
@@ -63,6 +81,7 @@ clean: ## remove the environment, caches and builds
 		|| { echo "$(PYTHON) has no venv; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@test -f $@ && $(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear .venv # half made: start over
 	@echo "installing saveslot into .venv (once)"
+	@$(PIP) --upgrade 'pip>=25.1'
 	@$(PIP) --editable '.[cli]'
 	@touch $@
 
@@ -73,10 +92,24 @@ clean: ## remove the environment, caches and builds
 
 .venv/.dev: .venv/.core
 	@echo "installing the development tools into .venv (once)"
-	@$(PIP) --editable '.[dev]'
+	@$(PIP) --editable '.[$(TESTED)]' --group dev
 	@touch $@
 
 .venv/.bench: .venv/.core
 	@echo "installing the benchmark peers into .venv (once)"
-	@$(PIP) --editable '.[bench]'
+	@$(PIP) --editable '.[cli,stack]' --group bench
+	@touch $@
+
+.venv-docs/.done: pyproject.toml constraints.txt
+	@echo "installing the site builder into .venv-docs (once)"
+	@$(PYTHON) -m venv --clear .venv-docs
+	@.venv-docs/bin/$(INSTALL) --upgrade 'pip>=25.1'
+	@.venv-docs/bin/$(INSTALL) --constraint constraints.txt --group docs
+	@touch $@
+
+.venv-lowest/.done: pyproject.toml lowest.txt .venv/.core
+	@echo "installing the lowest versions into .venv-lowest (once)"
+	@$(PYTHON) -m venv --clear .venv-lowest
+	@.venv-lowest/bin/$(INSTALL) --upgrade 'pip>=25.1'
+	@.venv-lowest/bin/$(INSTALL) --constraint lowest.txt --editable '.[$(TESTED)]' --group test
 	@touch $@

@@ -13,19 +13,21 @@ HERE = Path(__file__).parent
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Saveslot beside a raw loop and its peers.")
-    parser.add_argument("--quick", action="store_true", help="once and smaller; RESULTS.md stays as it is")
-    parser.add_argument("--repeats", type=int, metavar="N", help="how often (3; quick: 1)")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="Compare Saveslot with a raw loop and its peers."
+    )
+    parser.add_argument("--quick", action="store_true", help="run once and smaller; do not write RESULTS.md")
+    parser.add_argument("--repeats", type=int, metavar="N", help="number of runs (default: 3; quick: 1)")
     chosen = parser.parse_args()
     if find_spec("agents") is None or find_spec("langgraph") is None:
-        sys.exit("the peers are not installed; run: make bench (or pip install -e '.[bench]')")
+        sys.exit("the peers are not installed; run: make bench (or pip install -e '.[cli,stack]' --group bench)")
 
     from bench import machine, report, run
-    from saveslot.benchmark import QUICK, Sizes
+    from saveslot.cli.benchmark import QUICK, Sizes
 
     sizes = QUICK if chosen.quick else Sizes()
     repeats = max(1, chosen.repeats or (1 if chosen.quick else 3))
-    # Beside this file, not in the system's folder for such things: that one may be in memory.
+    # Beside this file: the system's temporary folder may be in memory.
     with TemporaryDirectory(suffix=".tmp", dir=HERE) as folder:
         before = machine.load()
         results = run.run(Path(folder), sizes, repeats, walk=1_000 if chosen.quick else 10_000, say=say)

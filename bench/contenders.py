@@ -1,7 +1,7 @@
-"""Who is measured. Each saves as its own documentation shows, with its own default durability.
+"""The contenders. Each saves as its own documentation shows, with its own default durability.
 
-All of them set WAL and leave SQLite's synchronous=FULL as it is: what they acknowledge has been synced. Peers are
-imported when they are opened, so that a fresh process that measures one does not pay for the others.
+All of them set WAL and keep SQLite's synchronous=FULL: what they acknowledge is synced. Peers are imported when they
+are opened, so that a fresh process that measures one does not pay for the others.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import apsw
 import msgspec
 
 import saveslot
-from saveslot.benchmark import POOL, Message, Series, Sizes, State, message
+from saveslot.cli.benchmark import POOL, Message, Series, Sizes, State, message
 
 
 class Book(Protocol):
-    """An open file of one contender. Each takes the new message or the whole state, as its API does."""
+    """An open file of one contender. It uses the new message or the whole state, as its API does."""
 
     async def save(self, session: int, new: Message, state: State) -> object: ...
 
@@ -46,7 +46,7 @@ class SaveslotBook:
         return (await self.manager.get_checkpoint(str(session))).data
 
     async def leave(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no session is held."""
 
 
 class AppendingBook(SaveslotBook):
@@ -55,7 +55,7 @@ class AppendingBook(SaveslotBook):
 
 
 class HoldingBook(SaveslotBook):
-    """Who resumes in order to go on: the session is taken, which is a durable write; let go when the book is closed."""
+    """Resumes to continue: takes the session, which is a durable write; releases it when the book is closed."""
 
     held: saveslot.Held | None = None
 
@@ -74,9 +74,9 @@ def saveslot_as(book: type[SaveslotBook]) -> Open:
         async with saveslot.open(f"sqlite:///{path}") as manager:
             for n in range(sessions):
                 await manager.create_session("benchmark", session_id=str(n))
-            made = book(manager)
-            yield made
-            await made.leave()
+            opened_book = book(manager)
+            yield opened_book
+            await opened_book.leave()
 
     return opened
 
@@ -95,8 +95,8 @@ class FloorBook:
         return self.connection.execute("insert into rows (session, body) values (?, ?)", row)
 
     async def load(self, session: int) -> Any:
-        found = self.connection.execute("select body from rows where session = ? order by id", (session,))
-        return [json.loads(body) for (body,) in found]
+        result = self.connection.execute("select body from rows where session = ? order by id", (session,))
+        return [json.loads(body) for (body,) in result]
 
 
 class BareBook(FloorBook):
@@ -133,7 +133,7 @@ def raw(book: type[FloorBook]) -> Open:
 
 
 def grouped(connection: apsw.Connection, sizes: Sizes) -> Series:
-    """What SQLite can do when 64 callers share a commit."""
+    """Measure SQLite when 64 callers share a commit."""
     pool = [message(n, sizes.small_bytes) for n in range(POOL)]
     ms: list[float] = []
     for n in range(sizes.each):
@@ -166,9 +166,9 @@ class OpenAIBook:
 async def openai_agents(path: str, sessions: int) -> AsyncGenerator[Book]:
     from agents import SQLiteSession
 
-    made = [SQLiteSession(str(n), path) for n in range(max(1, sessions))]
-    yield OpenAIBook(made)
-    for session in made:
+    items = [SQLiteSession(str(n), path) for n in range(max(1, sessions))]
+    yield OpenAIBook(items)
+    for session in items:
         session.close()
 
 

@@ -16,17 +16,17 @@ from typing import Any
 import asyncpg
 
 from saveslot import codec
-from saveslot.benchmark import message
-from saveslot.model import Kind
+from saveslot.cli.benchmark import message
 from saveslot.stores import open_store
-from saveslot.stores.sqlite_file import prepared
-from saveslot.stores.sqlite_rows import APART
+from saveslot.stores.sqlite.file import created as created_file
+from saveslot.stores.sqlite.rows import APART
+from saveslot.values.kinds import Kind
 
 DAY = 86_400_000_000
 DAYS = 30
 TEAMS, AGENTS, USERS = 40, 12, 10_000
 REASONS = ("timeout", "rate_limited", "tool_error", "out_of_memory", "heartbeat_timeout")
-# Seconds after the creation that each entry comes.
+# Seconds from creation to each entry.
 TIMES = (0, 2, 9, 31, 40)
 NAMES = ("session_created", "task_received", "planned", "answered", "")
 STALE = 1_000
@@ -35,12 +35,12 @@ _COLUMNS = "key, namespace, id, agent_type, user_id, state, created_at, heartbea
 
 def _frames() -> list[tuple[int, int, str, bytes, bytes, bytes]]:
     """Entries 1 to 5 as (seq, kind, name, recipe, digest, frame)."""
-    made: list[tuple[int, int, str, bytes, bytes, bytes]] = []
+    items: list[tuple[int, int, str, bytes, bytes, bytes]] = []
     for seq, name in enumerate(NAMES, 1):
         written = codec.write(codec.State(), {"message": message(seq, 250)}, seq, "data")
         kind = Kind.CREATED if seq == 1 else Kind.CHECKPOINT
-        made.append((seq, int(kind), name, written.state.recipe.pack(), written.state.digest, written.frame))
-    return made
+        items.append((seq, int(kind), name, written.state.recipe.pack(), written.state.digest, written.frame))
+    return items
 
 
 def _bodies() -> list[tuple[int, bytes, str]]:
@@ -64,7 +64,7 @@ _LAST_NAME = """case s.state when 'completed' then 'session_completed' when 'fai
 
 
 def _times(shape: str, count: int) -> tuple[str, str]:
-    """When session n was made and when its row was last beaten, in SQL: `now` is the time, in microseconds."""
+    """Return SQL for when session n was created and when its heartbeat was; `now` is the time in microseconds."""
     every = max(1, count // STALE)
     created = f"now - {7 * DAY} - ({count} - n) * {(DAYS - 8) * DAY // count}"
     if shape == "mixed":
@@ -75,14 +75,14 @@ def _times(shape: str, count: int) -> tuple[str, str]:
 
 
 def _alive(shape: str, count: int) -> str:
-    """The sign of life that a session's last entry tells."""
+    """Return SQL for the time of a session's last activity, as of its last entry."""
     every = max(1, count // STALE)
     return "s.heartbeat" if shape != "checkpointing" else f"case when s.n % {every} = 0 then s.heartbeat else s.now end"
 
 
 def build_sqlite(path: Path, count: int, shape: str = "mixed") -> None:
     asyncio.run(_touch(f"sqlite:///{path}"))
-    connection = prepared(str(path), None)
+    connection = created_file(str(path), None)
     connection.pragma("synchronous", "off")
     connection.pragma("cache_size", -400_000)
     created, beaten = _times(shape, count)
@@ -136,8 +136,8 @@ async def build_postgres(url: str, count: int, shape: str = "mixed") -> None:
     connection: Any = await asyncpg.connect(url)
     created, beaten = _times(shape, count)
     now = time.time_ns() // 1000
-    # Commits are waited for: what is not on the disk yet VACUUM cannot mark as committed, and who reads it first would
-    # write all of it anew.
+    # Wait for commits: VACUUM cannot mark rows as committed that are not on disk yet, and their first reader would
+    # rewrite all of them.
     await connection.execute("set search_path to saveslot; set work_mem to '256MB'")
     await connection.execute("""
         create temp table bodies (n int, body bytea, labels text); create temp table notes (n int, note bytea);
@@ -176,9 +176,13 @@ async def build_postgres(url: str, count: int, shape: str = "mixed") -> None:
     for table in ("sessions", "labels"):
         await connection.execute(f"vacuum analyze {table}", timeout=600)
     await connection.execute("vacuum analyze checkpoints", timeout=600)
-    await connection.execute("checkpoint", timeout=600)  # the one that building began would go on beside what is timed
+    await connection.execute(
+        "checkpoint", timeout=600
+    )  # or the one that building started would run beside what is timed
     await connection.close()
 
 
 async def _touch(url: str) -> None:
-    await (await open_store(url)).close()
+    store = await open_store(url)
+    await store.tend()
+    await store.close()

@@ -1,4 +1,4 @@
-"""What forgetting costs: thinning a long session, what it gives back, and removing many while others write.
+"""The cost of retention: thinning a long session, the space it frees, and removing many sessions while others write.
 
 python -m bench.forgetting [sqlite | postgres | URL] [--sessions N] [--checkpoints N] [--writers N]
 """
@@ -23,28 +23,28 @@ import asyncpg
 
 import saveslot
 from saveslot import Retention, SessionManager, codec
-from saveslot.benchmark import message
-from saveslot.ids import fresh_key
-from saveslot.log import Entry, Group, Row
-from saveslot.model import Kind
+from saveslot.cli.benchmark import message
 from saveslot.stack import Postgres
 from saveslot.stores import open_store
+from saveslot.values.ids import fresh_key
+from saveslot.values.kinds import Kind
+from saveslot.values.log import Entry, Group, Row
 
 NOW = timedelta(0)
-# Of each session that is removed: its creation, three checkpoints and its end.
+# Entries of each removed session: its creation, three checkpoints and its end.
 ENTRIES = 5
 AT_ONCE = 250
-# Seconds for which the writers are by themselves, and then beside the removal, and so on.
+# Seconds that the writers run alone, then with the removal, and so on.
 TURN = 2.0
 
 
 async def thinned(url: str, count: int, *, whole: bool) -> dict[str, float]:
-    """A session of so many checkpoints, each a turn longer or each another state, thinned to the parity rule."""
+    """Thin a session of `count` checkpoints to the parity rule; each state is one turn longer, or another one."""
     async with saveslot.open(url) as sessions:
         session = (await sessions.create_session("benchmark")).session_id
         text = message(0, 2000)["content"]
         for n in range(count):
-            if whole:  # a state that stays as large, and changes in many places
+            if whole:  # a state of constant size that changes in many places
                 await sessions.checkpoint(session, "turn", {"parts": [text[n % 50 + k :: 9] for k in range(9)], "n": n})
             else:
                 await sessions.checkpoint(session, "turn", append={"messages": [message(n, 1000)]})
@@ -55,7 +55,7 @@ async def thinned(url: str, count: int, *, whole: bool) -> dict[str, float]:
         start = perf_counter()
         emptied = await sessions.thin(session, Retention.parity(), grace=NOW)
         empty_seconds = perf_counter() - start
-        keyframe = codec.write(codec.State(), await sessions.get_data(session), 1, "data", 1 << 40).frame
+        keyframe = codec.write(codec.State(), await sessions.get_data(session), 1, "data", codec.ANY_SIZE).frame
     return {
         "marked": marked.marked,
         "seconds": mark_seconds + empty_seconds,
@@ -67,7 +67,7 @@ async def thinned(url: str, count: int, *, whole: bool) -> dict[str, float]:
 
 
 async def filled(url: str, count: int) -> None:
-    """So many sessions that ended long ago, written past the manager, or it would take as long as the benchmark."""
+    """Write sessions that ended long ago, bypassing the manager, which would take as long as the benchmark."""
     store = await open_store(url)
     about = codec.note({"context": {}, "metadata": {}, "labels": {}}, "session")
     frame = os.urandom(600)
@@ -89,7 +89,7 @@ async def filled(url: str, count: int) -> None:
         parts = [numbers[n : n + AT_ONCE] for n in range(0, len(numbers), AT_ONCE)]
         await asyncio.gather(*(store.append([group(number) for number in part]) for part in parts))
     await store.close()
-    if url.startswith("postgres"):  # what ended long ago has been vacuumed and checkpointed long ago
+    if url.startswith("postgres"):  # as sessions that ended long ago would have been
         server = await asyncpg.connect(url)
         await server.execute("vacuum analyze", timeout=600)
         await server.execute("checkpoint", timeout=600)
@@ -98,7 +98,7 @@ async def filled(url: str, count: int) -> None:
 
 
 class Writers:
-    """So many sessions that save a small checkpoint as fast as they can."""
+    """Sessions that save small checkpoints as fast as they can."""
 
     def __init__(self, sessions: SessionManager) -> None:
         self._sessions = sessions
@@ -117,8 +117,8 @@ class Writers:
 
 
 async def collected(url: str, writers: int) -> dict[str, float]:
-    """The writers' rate alone and beside a process that removes, as `saveslot gc` or a keeper does: turn by turn, as it
-    changes from one second to the next anyway.
+    """Measure the writers' rate alone and while another process removes, as `saveslot gc` or a keeper does. They take
+    turns, since the rate varies from second to second anyway.
     """
     async with saveslot.open(url) as sessions:
         crowd = Writers(sessions)
@@ -148,7 +148,7 @@ async def collected(url: str, writers: int) -> dict[str, float]:
 
 
 async def remove(url: str) -> None:
-    """A turn at each line that comes in: how long it was, the CPU time of all of them, and whether all are gone."""
+    """Remove for one turn per input line; print its length, the CPU time so far, and whether all are gone."""
     async with saveslot.open(url) as sessions:
         print("ready", flush=True)
         began, ended = process_time(), False
@@ -163,25 +163,25 @@ async def remove(url: str) -> None:
 
 
 async def stored(url: str) -> int:
-    """What the store takes on disk."""
+    """Return the size of the store on disk."""
     async with saveslot.open(url) as sessions:
         return (await sessions.stats())["stored_bytes"]
 
 
 async def measured(url: str, checkpoints: int, sessions: int, writers: int) -> dict[str, float]:
-    found: dict[str, float] = {"checkpoints": checkpoints, "sessions": sessions, "writers": writers}
+    result: dict[str, float] = {"checkpoints": checkpoints, "sessions": sessions, "writers": writers}
     for shape in ("grows", "changes"):
-        told = await thinned(url, checkpoints, whole=shape == "changes")
-        found |= {f"thin_{shape}_{name}": value for name, value in told.items()}
+        answer = await thinned(url, checkpoints, whole=shape == "changes")
+        result |= {f"thin_{shape}_{name}": value for name, value in answer.items()}
     await filled(url, sessions)
-    found["bytes_before"] = await stored(url)
-    found |= await collected(url, writers)
-    return found | {"bytes_after": await stored(url)}
+    result["bytes_before"] = await stored(url)
+    result |= await collected(url, writers)
+    return result | {"bytes_after": await stored(url)}
 
 
 @contextmanager
 def place(store: str) -> Iterator[str]:
-    """A new one, beside this file: the system's folder for such things may be in memory."""
+    """Yield a new store beside this file: the system's temporary folder may be in memory."""
     if ":" in store:
         yield store
         return

@@ -1,4 +1,4 @@
-"""What only a fresh process can tell: import time, a first resume, memory, and how quick a contender is by itself.
+"""What needs a fresh process: import time, a first resume, memory, and the speed of one contender alone.
 
 python -m bench.fresh resume CONTENDER FILE
 python -m bench.fresh small CONTENDER FILE SIZES
@@ -23,18 +23,18 @@ from typing import Any
 
 import msgspec
 
-from saveslot.benchmark import Series, Sizes, at_once, one_by_one
+from saveslot.cli.benchmark import Series, Sizes, at_once, one_by_one
 
 ROOT = Path(__file__).parent.parent
 
 
 def ask(*arguments: str) -> Any:
-    """Run this module in a new process; what it printed."""
+    """Run this module in a new process; return what it printed."""
     return printed("-m", "bench.fresh", *arguments)
 
 
 def series(shape: str, contender: str, path: str, sizes: Sizes) -> Series:
-    """B ("small") or C ("crowd") by a new process."""
+    """Run B ("small") or C ("crowd") in a new process."""
     return msgspec.convert(ask(shape, contender, path, msgspec.json.encode(sizes).decode()), Series)
 
 
@@ -43,20 +43,20 @@ def printed(*arguments: str) -> Any:
 
 
 def import_ms(name: str) -> float:
-    """In an interpreter that has imported nothing else."""
+    """Time an import in an interpreter that has imported nothing else."""
     code = f"from time import perf_counter as now; start = now(); import {name}; print((now() - start) * 1000)"
     return float(_printed("-c", code))
 
 
 def _printed(*arguments: str) -> bytes:
-    # An installed program has its bytecode at hand, whatever the developer's environment says.
+    # An installed program has its bytecode cached, whatever the developer's environment says.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE).stdout
 
 
 async def resume_ms(contender: str, path: str) -> float:
-    """Open, read, decode. Imports are not counted: for one contender they take longer than everything else."""
+    """Time open, read and decode, without imports: for one contender they take longer than all the rest."""
     from bench.contenders import CONTENDERS
 
     import_used(contender)
@@ -65,7 +65,7 @@ async def resume_ms(contender: str, path: str) -> float:
 
 
 async def saved(shape: str, contender: str, path: str, sizes: Sizes) -> Series:
-    """B or C, after a little of the same in the same book: what is only done once is not counted."""
+    """Run B or C after a short warm-up in the same book, so that one-time work is not counted."""
     from bench.contenders import CONTENDERS, GROUPED, grouped
 
     async def save(book: Any, sizes: Sizes) -> Series:
@@ -81,7 +81,7 @@ async def saved(shape: str, contender: str, path: str, sizes: Sizes) -> Series:
 
 
 def import_used(contender: str) -> None:
-    from bench import servers  # which also adds its contenders to the others
+    from bench import servers  # importing it adds its contenders
     from bench.contenders import LANGGRAPH, OPENAI
 
     used = {
@@ -89,14 +89,14 @@ def import_used(contender: str) -> None:
         LANGGRAPH: ["langgraph.checkpoint.sqlite.aio"],
         servers.GRAPH: ["langgraph.checkpoint.postgres.aio", "psycopg_pool"],
         servers.SLOT: ["saveslot.opening", "saveslot.stores.postgres"],
-        servers.HOT: ["saveslot.opening", "saveslot.stores.postgres", "saveslot.stores.tiered"],
+        servers.HOT: ["saveslot.opening", "saveslot.stores.postgres", "saveslot.stores.hot"],
     }
     for module in used.get(contender, ["saveslot.opening", "saveslot.stores.sqlite"]):
         import_module(module)
 
 
 def settle() -> None:
-    """What imports left to the collector is not counted either: it would look through it in somebody's decoding."""
+    """Keep the objects of imports out of garbage collections, which would fall into the timed decoding."""
     gc.collect()
     gc.freeze()
 
@@ -112,24 +112,24 @@ async def timed_resume(opened: Any, path: str) -> float:
 
 
 async def walked(path: str, every: int) -> tuple[float, float, int]:
-    """Walk through a history, looking at every n-th state: MB of growth at the peak, seconds, how many."""
+    """Walk through a history and decode every n-th state; return peak growth in MB, seconds and the count."""
     import saveslot
 
     async with saveslot.open(f"sqlite:///{path}") as manager:
-        await manager.count()  # the reader's connection and everything lazy are there before we weigh
+        await manager.count()  # open the reader's connection and everything lazy before measuring
         before, start = peak_mb(), perf_counter()
         count = 0
         async for checkpoint in manager.walk("0"):
             count += 1
             if checkpoint.seq % every == 0:
-                assert checkpoint.data  # looked at, and let go before the next one
+                assert checkpoint.data  # decoded, and released before the next one
         return peak_mb() - before, perf_counter() - start, count
 
 
 def peak_mb() -> float:
-    """The largest this process has been."""
+    """Return the peak memory of this process."""
     status = Path("/proc/self/status")
-    if status.exists():  # getrusage would tell the parent's peak, if that is larger
+    if status.exists():  # getrusage would report the parent's peak if that is larger
         [line] = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
         return int(line.split()[1]) / 1024
     import resource
@@ -142,8 +142,8 @@ if __name__ == "__main__":
         case ["resume", contender, path]:
             print(json.dumps(asyncio.run(resume_ms(contender, path))))
         case [("small" | "crowd") as shape, contender, path, sizes]:
-            found = asyncio.run(saved(shape, contender, path, msgspec.json.decode(sizes, type=Sizes)))
-            print(msgspec.json.encode(found).decode())
+            times = asyncio.run(saved(shape, contender, path, msgspec.json.decode(sizes, type=Sizes)))
+            print(msgspec.json.encode(times).decode())
         case ["walk", path, every]:
             print(json.dumps(asyncio.run(walked(path, int(every)))))
         case _:

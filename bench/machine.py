@@ -1,4 +1,4 @@
-"""Where it was measured."""
+"""The machine that was measured on."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import apsw
 
 
 def load() -> str:
-    """How many processes want a core, over the last minute."""
+    """Return the load average of the last minute: how many processes wanted a core."""
     return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
 
 
 def facts(folder: Path, load_before: str) -> list[tuple[str, str]]:
     return [
-        ("cores", f"{os.cpu_count()} ({platform.machine()}); load {load_before} before the run, {load()} behind it"),
+        ("cores", f"{os.cpu_count()} ({platform.machine()}); load {load_before} before the run, {load()} after"),
         ("system", f"{platform.system()} {platform.release().split('-')[0]}"),
         ("fdatasync of 4 KB", f"{sync_ms(folder):.2f} ms (median of 200)"),
         ("Python", f"{platform.python_version()}; {loop_ms():.0f} ms for a loop of a million additions"),
@@ -39,7 +39,7 @@ PACKAGES = (
 
 
 def peers_synchronous(folder: Path) -> str:
-    """They set WAL and nothing else, so it is what Python's SQLite was built with."""
+    """The peers set WAL and nothing else, so the rest is what Python's SQLite was built with."""
     with closing(sqlite3.connect(folder / "default.db")) as connection:
         connection.execute("pragma journal_mode=wal")
         return ("OFF", "NORMAL", "FULL", "EXTRA")[connection.execute("pragma synchronous").fetchone()[0]]
@@ -58,13 +58,13 @@ def sync_ms(folder: Path, times: int = 200) -> float:
 
 
 def loop_ms() -> float:
-    """How quick this Python is on this machine, at its best: builds of the same version differ, and so do machines."""
+    """Return this Python's best speed on this machine: builds of the same version differ, and so do machines."""
     return min(timeit.repeat("n += 1", "n = 0", number=1_000_000, repeat=20)) * 1000
 
 
 def core_packages() -> list[str]:
-    """What `pip install saveslot` brings along, on this Python."""
+    """Return the packages that `pip install saveslot` installs on this Python."""
     from packaging.requirements import Requirement
 
-    found = [Requirement(text) for text in requires("saveslot") or []]
-    return [one.name for one in found if one.marker is None or one.marker.evaluate({"extra": ""})]
+    items = [Requirement(text) for text in requires("saveslot") or []]
+    return [one.name for one in items if one.marker is None or one.marker.evaluate({"extra": ""})]

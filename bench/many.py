@@ -27,7 +27,7 @@ from saveslot.stack import Postgres
 SESSIONS = 1_000_000
 TIMES = 7
 PAGE = 50
-# What is asked for, in the order of the table.
+# The questions, in the order of the table.
 LISTS: dict[str, dict[str, Any]] = {
     "list: newest": {},
     "list: state": {"state": "failed"},
@@ -40,24 +40,24 @@ LISTS: dict[str, dict[str, Any]] = {
     "list: a text that one has": {"text": "s-00000123"},
     "list: a text that nobody has": {"text": "nowhere"},
 }
-# Milliseconds that issue and design ask for.
+# Goals in milliseconds.
 GOALS = {"list": 20.0, "list: a text": 500.0, "analytics": 200.0, "sweep, others beat": 300.0, "sweep, others": 6000.0}
 
 Build = Callable[[int, str], Awaitable[str]]
 
 
 async def lists(url: str) -> dict[str, float]:
-    """A page of each kind, the first one not counted."""
-    found: dict[str, float] = {}
+    """Time a page of each kind; the first one is not counted."""
+    by_key: dict[str, float] = {}
     async with saveslot.open(url) as sessions:
-        for name, asked in LISTS.items():
-            query = dict(asked)
+        for name, request in LISTS.items():
+            query = dict(request)
             if "days" in query:
                 first, last = query.pop("days")
                 now = datetime.now(UTC)
                 query |= {"created_after": now - timedelta(days=first), "created_before": now - timedelta(days=last)}
-            found[name] = median([await _ms(sessions.find(**query, limit=PAGE)) for _ in range(TIMES + 1)][1:])
-    return found
+            by_key[name] = median([await _ms(sessions.find(**query, limit=PAGE)) for _ in range(TIMES + 1)][1:])
+    return by_key
 
 
 async def analytics(url: str) -> dict[str, float]:
@@ -69,7 +69,7 @@ async def analytics(url: str) -> dict[str, float]:
 async def sweep(url: str) -> float:
     async with saveslot.open(url) as sessions:
         await sessions.find(limit=1)
-        await asyncio.to_thread(os.sync)  # what building left to the system to write is not the sweep's
+        await asyncio.to_thread(os.sync)  # writes left from building the store must not count as the sweep's
         start = perf_counter()
         swept = await sessions.cleanup_stale_sessions(timedelta(days=2))
         ms = (perf_counter() - start) * 1000
@@ -85,11 +85,11 @@ async def _ms(work: Awaitable[object]) -> float:
 
 
 async def measured(build: Build, count: int) -> dict[str, float]:
-    found = await lists(await build(count, "mixed"))
-    found |= await analytics(await build(count // 10, "mixed"))
-    found["sweep, others beat"] = await sweep(await build(count, "beating"))
-    found["sweep, others only checkpoint"] = await sweep(await build(count, "checkpointing"))
-    return found
+    result = await lists(await build(count, "mixed"))
+    result |= await analytics(await build(count // 10, "mixed"))
+    result["sweep, others beat"] = await sweep(await build(count, "beating"))
+    result["sweep, others only checkpoint"] = await sweep(await build(count, "checkpointing"))
+    return result
 
 
 def sqlite(folder: Path, count: int) -> dict[str, float]:
@@ -126,18 +126,18 @@ def goal(name: str) -> float:
 def main(*arguments: str) -> None:
     chosen = [name for name in arguments if name in STORES]
     count = next((int(text) for text in arguments if text.isdecimal()), SESSIONS)
-    found: dict[str, dict[str, float]] = {}
+    by_key: dict[str, dict[str, float]] = {}
     for name in chosen or STORES:
-        # Beside this file, not in the system's folder for such things: that one may be in memory.
+        # Beside this file: the system's temporary folder may be in memory.
         with TemporaryDirectory(suffix=".tmp", dir=Path(__file__).parent) as folder:
             Path(folder).chmod(0o755)  # PostgreSQL may run as another user
-            found[name] = STORES[name](Path(folder), count)
+            by_key[name] = STORES[name](Path(folder), count)
     if chosen:
-        print(json.dumps(found[chosen[0]]))
+        print(json.dumps(by_key[chosen[0]]))
         return
-    print(f"{f'{count:,} sessions of 5 entries':<34}{'goal':>10}" + "".join(f"{name:>12}" for name in found))
-    for row in next(iter(found.values())):
-        values = "".join(f"{one[row]:>9,.1f} ms" for one in found.values())
+    print(f"{f'{count:,} sessions of 5 entries':<34}{'goal':>10}" + "".join(f"{name:>12}" for name in by_key))
+    for row in next(iter(by_key.values())):
+        values = "".join(f"{one[row]:>9,.1f} ms" for one in by_key.values())
         print(f"{row:<34}{goal(row):>7,.0f} ms{values}")
 
 

@@ -19,8 +19,8 @@ import asyncpg
 
 from bench.fresh import peak_mb
 from saveslot import CheckpointStore
-from saveslot.files.document import dumped
-from saveslot.moving.landing import Landing, Report
+from saveslot.checkpoints.files.document import dumped
+from saveslot.moving.loader import Loader, Report
 from saveslot.moving.sources import Ask, opened
 from saveslot.stack import Postgres
 from saveslot.stores import open_store
@@ -40,7 +40,7 @@ DOCUMENT = {
 
 
 def bare(folder: int, data: bytes) -> None:
-    """What the disk must do for one file, and nothing else."""
+    """Do what the disk must do for one file, and nothing else."""
     file = os.open("bare.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=folder)
     os.write(file, data)
     os.fsync(file)
@@ -55,7 +55,7 @@ def writing(folder: Path, times: int) -> dict[str, float]:
     data = dumped(DOCUMENT)
     ours: list[float] = []
     theirs: list[float] = []
-    for _ in range(times):  # in turns: a noisy machine is noisy to both
+    for _ in range(times):  # in turns, so that noise hits both
         start = perf_counter()
         store.write("s", DOCUMENT)
         middle = perf_counter()
@@ -72,7 +72,7 @@ def writing(folder: Path, times: int) -> dict[str, float]:
 
 
 def many(folder: Path, count: int) -> dict[str, float]:
-    """A tenth of them are due."""
+    """Create files of which a tenth are due."""
     store = CheckpointStore(folder / "many")
     now = datetime.now(UTC)
     for n in range(count):
@@ -111,24 +111,24 @@ async def moved_in(folder: Path, url: str) -> dict[str, float]:
     report = Report()
     start = perf_counter()
     async with opened(url, Ask("default")) as [source]:
-        await Landing(store, report).take(source.found)
+        await Loader(store, report).load(source.found)
     seconds = perf_counter() - start
     await store.close()
-    told = {"rows": len(report.landed), "entries": report.entries, "problems": len(report.problems)}
-    return {**told, "import_s": seconds, "peak_mb": peak_mb(), "before_mb": before}
+    answer = {"rows": len(report.landed), "entries": report.entries, "problems": len(report.problems)}
+    return {**answer, "import_s": seconds, "peak_mb": peak_mb(), "before_mb": before}
 
 
 def main() -> None:
     small = "--quick" in sys.argv
-    # Beside this file, not in the system's folder for such things: that one may be in memory.
-    with TemporaryDirectory(suffix=".tmp", dir=Path(__file__).parent) as made:
-        folder = Path(made)
+    # Beside this file: the system's temporary folder may be in memory.
+    with TemporaryDirectory(suffix=".tmp", dir=Path(__file__).parent) as temporary:
+        folder = Path(temporary)
         with Postgres() as server:
             asyncio.run(rows(server.url, 2_000 if small else 100_000))
-            found = asyncio.run(moved_in(folder, server.url))
-        found |= writing(folder, 100 if small else 500)
-        found |= many(folder, 1_000 if small else 10_000)
-    print(json.dumps(found, indent=2))
+            result = asyncio.run(moved_in(folder, server.url))
+        result |= writing(folder, 100 if small else 500)
+        result |= many(folder, 1_000 if small else 10_000)
+    print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What ownership costs: taking and letting go, many sessions in one hand, taking over those of a dead worker.
+"""The cost of ownership: taking and releasing, many sessions held at once, taking over those of a dead worker.
 
 python -m bench.owning FILE SESSIONS
 """
@@ -14,26 +14,26 @@ from time import perf_counter
 
 import saveslot
 from bench.fresh import peak_mb
-from saveslot.benchmark import message
+from saveslot.cli.benchmark import message
 
-# Entries of each orphan: its creation, its taking, and checkpoints.
+# Entries of each orphan: its creation, its hold, and checkpoints.
 ENTRIES = 20
 AT_ONCE = 250
 BEAT = 5.0
 
 
 async def hold_ms(url: str, times: int = 300) -> list[float]:
-    """One session, taken and let go; the first time the worker is made known too, and not counted."""
+    """Take and release one session. The first time also registers the worker, and is not counted."""
     async with saveslot.open(url) as sessions:
         session = await sessions.create_session("benchmark")
         await sessions.checkpoint(session, "turn", message(0, 1000))
-        found: list[float] = []
+        items: list[float] = []
         for _ in range(times + 1):
             start = perf_counter()
             async with sessions.hold(session.session_id):
                 pass
-            found.append((perf_counter() - start) * 1000)
-        return found[1:]
+            items.append((perf_counter() - start) * 1000)
+        return items[1:]
 
 
 async def made(url: str, count: int) -> None:
@@ -49,7 +49,7 @@ async def made(url: str, count: int) -> None:
 
 
 async def crowd(url: str, count: int) -> dict[str, float]:
-    """Hold them all for more than two beats, die, and let another worker claim them."""
+    """Hold them all for more than two heartbeats, die, and let another worker claim them."""
     async with saveslot.open(url, worker_beat=BEAT) as sessions:
         before = peak_mb()
         held = await sessions.claim("orphan", limit=count, released=True)
@@ -57,7 +57,7 @@ async def crowd(url: str, count: int) -> dict[str, float]:
         await asyncio.sleep(2.2 * BEAT)
         worker = sessions.worker or {}
         beats, grown = worker["beats"] - first["beats"], peak_mb() - before
-        # Closing leaves what is still held as orphans, as a death does, only sooner.
+        # Closing orphans the held sessions, as a death does, only sooner.
     async with saveslot.open(url) as sessions:
         start = perf_counter()
         claimed = await sessions.claim("orphan", limit=count)
@@ -68,9 +68,9 @@ async def crowd(url: str, count: int) -> dict[str, float]:
 async def main(path: str, count: int) -> None:
     url = f"sqlite:///{path}"
     await made(url, count)
-    found = await crowd(url, count)
-    found["hold_ms"] = median(await hold_ms(url))
-    print(json.dumps(found))
+    result = await crowd(url, count)
+    result["hold_ms"] = median(await hold_ms(url))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

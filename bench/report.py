@@ -1,4 +1,4 @@
-"""What was measured, as Markdown: the targets, then the tables."""
+"""The results as Markdown: the targets, then the tables."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from bench.contenders import APPEND, BARE, FLOOR, HOLD, OPENAI, SAVESLOT, STANDA
 from bench.machine import core_packages
 from bench.many import goal
 from bench.run import Results, ratios
-from saveslot.benchmark import Series, Sizes
+from saveslot.cli.benchmark import Series, Sizes
 
 Row = Iterable[object]
 
 
 def written(results: Results, sizes: Sizes, facts: list[tuple[str, str]], day: str, command: str, repeats: int) -> str:
-    measured = f"Measured on {day}, {times(repeats)}, everybody in turn in the same run; `{command}` does it again."
+    measured = f"Measured on {day}, {times(repeats)}, all contenders in turn in the same run. Repeat with `{command}`."
     end = sizes.turns * sizes.turn_bytes / 1e6
-    grows = f"the state grows {sizes.turn_bytes:,} bytes a turn, to {end:.2f} MB"
+    grows = f"the state grows by {sizes.turn_bytes:,} bytes per turn, to {end:.2f} MB"
     small, crowd = results.servers.small, results.servers.crowd
     parts = [
         "# Speed and size",
@@ -27,10 +27,10 @@ def written(results: Results, sizes: Sizes, facts: list[tuple[str, str]], day: s
         "## Targets",
         table(("target", "goal", "measured", ""), targets(results, sizes)),
         "## A. Long session",
-        f"{sizes.turns:,} checkpoints; {grows}. First and last are tenths of the session.",
+        f"{sizes.turns:,} checkpoints; {grows}. First and last are the first and last tenth of the session.",
         table(LONG_HEAD, long_rows(results)),
         "## B and C. Small checkpoints",
-        f"{sizes.small_bytes:,} bytes each. B: one session, one after another. C: {sizes.sessions} sessions at once.",
+        f"{sizes.small_bytes:,} bytes each. B: one session, one by one. C: {sizes.sessions} sessions at once.",
         ALONE,
         table(("B", "per second", "p50 ms", "p99 ms", "of the raw loop"), small_rows(results.small, FLOOR)),
         table(("C", "per second", "p50 ms", "p99 ms", "of OpenAI's"), small_rows(results.crowd, OPENAI)),
@@ -59,8 +59,8 @@ def written(results: Results, sizes: Sizes, facts: list[tuple[str, str]], day: s
         FORGETTING,
         table(("", "goal", *results.forgetting), forgetting_rows(results)),
         "## Walking through a history",
-        "A fresh process reads all checkpoints of a session and looks at their data.",
-        table(("checkpoints", "bytes more each", "data looked at", "peak growth", "seconds"), walk_rows(results)),
+        "A fresh process reads all checkpoints of a session and decodes their data.",
+        table(("checkpoints", "more bytes each", "data decoded", "peak growth", "seconds"), walk_rows(results)),
         "## Notes",
         NOTES,
     ]
@@ -68,36 +68,36 @@ def written(results: Results, sizes: Sizes, facts: list[tuple[str, str]], day: s
 
 
 READING = """\
-Figures are medians, in brackets the lowest and highest. Differences under 1.5x mean little; with a load above the
-number of cores, larger ones do not mean much either."""
-ALONE = "Each run has a process of its own, which imports no other peer and saves a few checkpoints before it counts."
+Figures are medians, with the lowest and highest in brackets. Differences under 1.5x mean little; with a load above the
+number of cores, larger ones mean little too."""
+ALONE = "Each run has its own process, which imports no other peer and saves a few checkpoints before counting."
 SEALED = """\
-With `encryption_key`: two managers on one file in turn, one with a key and one without, many turns of a tenth of a
-second. The share is the median of the ratios, pair by pair."""
+With `encryption_key`: two managers on one file take turns, one with a key and one without, each turn a tenth of a
+second. The share is the median of the ratios of all pairs."""
 RESUME = """\
-The session of A: open, read, decode; a `hold` also takes it. Imports are not counted, nor is letting it go (see E).
-The raw loop reads its rows, a message each, by Python's json; a bare blob is the whole state in one row, which nobody
-could append to."""
+The session of A: open, read, decode; `hold` also takes it. Imports and the release (see E) are not counted. The raw
+loop reads its rows, one message each, with Python's json; a bare blob is the whole state in one row, which cannot be
+appended to."""
 OWNING = """\
-One session taken and let go; many held in one process for 11 seconds; then another worker claims them, of 20 entries
-each."""
+One session taken and released; many held in one process for 11 seconds; then another worker claims them. Each has 20
+entries."""
 MANY = """\
-Of five entries each: a page of 50; analytics, of a tenth of the sessions; 1,000 stale ones found and failed while the
-others beat, or only save checkpoints."""
+Sessions of five entries each: a page of 50; analytics of a tenth of them; finding and failing 1,000 stale ones while
+the others send heartbeats, or only save checkpoints."""
 FORGETTING = """\
-A long session thinned to the parity rule, marked and emptied. Then ended sessions of five entries each are removed by
-one process while another saves small checkpoints: two seconds beside it, two alone, and so on, of which the median."""
-LONG_HEAD = ("", "handed over", "total s", "p50 ms first → last", "p99 ms last", "KB a checkpoint", "checkpoints/s")
+A long session is thinned to the parity rule, marked and emptied. Then one process removes ended sessions of five
+entries each while another saves small checkpoints: two seconds with the removal, two alone, and so on; median."""
+LONG_HEAD = ("", "handed over", "total s", "p50 ms first → last", "p99 ms last", "KB per checkpoint", "checkpoints/s")
 SERVERS = """\
 PostgreSQL 18 and Valkey 9.1 on the same machine and cores, with their default settings: fsync and synchronous_commit
-on. The shapes are those of A to D; again each run of B and C has a process of its own."""
-LONG_SERVER_HEAD = ("A", "total s", "p50 ms first → last", "p99 ms last", "KB a checkpoint", "KB of WAL")
+on. The shapes are those of A to D; again, each run of B and C has its own process."""
+LONG_SERVER_HEAD = ("A", "total s", "p50 ms first → last", "p99 ms last", "KB per checkpoint", "KB of WAL")
 NOTES = """\
-- Everybody writes to the same disk, in a file of its own. Saveslot and the raw loop: WAL, synchronous=FULL.
-- The raw apsw loop is the floor: one row and one commit for each new message, no sessions, versions or checks.
+- All contenders write to the same disk, each to its own file. Saveslot and the raw loop: WAL, synchronous=FULL.
+- The raw apsw loop is the floor: one row and one commit per new message, no sessions, versions or checks.
 - OpenAI's SQLiteSession keeps a list of messages, not states. LangGraph's saver stores the whole state each time; it is
   called directly, without a graph around it.
-- KB a checkpoint: the size of the file afterwards. The text compresses about 2x, message by message."""
+- KB per checkpoint: from the size of the file afterwards. The text compresses about 2x, message by message."""
 
 
 def targets(results: Results, sizes: Sizes) -> list[Row]:
@@ -116,14 +116,14 @@ def targets(results: Results, sizes: Sizes) -> list[Row]:
         return name, goal, shown, "met" if met else "**missed**"
 
     took, used, loop = (median(results.imports[name]) for name in ("saveslot", "saveslot.opening", "asyncio"))
-    shown = f"{took:.0f} ms (all that `saveslot.open` needs: {used:.0f}; asyncio alone: {loop:.0f})"
+    shown = f"{took:.0f} ms (everything `saveslot.open` needs: {used:.0f}; asyncio alone: {loop:.0f})"
     return [
         row("`import saveslot`, fresh process", "under 60 ms", took, shown, 60),
         row("packages in the core", "3", packages, f"{packages}", 3),
         row("B: against the raw apsw loop", "at least 0.7", raw, f"{raw:.2f}", 0.7, least=True),
         row("C: 64 sessions, durable/s", "at least 15,000", rate, f"{rate:,.0f}", 15_000, least=True),
         row("C: against OpenAI's SQLiteSession", "at least 5x", peer, f"{peer:.1f}x", 5, least=True),
-        row("C: encrypted, of the same without", "at least 85%", kept, f"{kept:.0%}", 0.85, least=True),
+        row("C: encrypted, relative to plain", "at least 85%", kept, f"{kept:.0%}", 0.85, least=True),
         row("A: last p50", "at most 3 ms", last, f"{last:.2f} ms", 3),
         row("A: last p99", "at most 15 ms", slow, f"{slow:.1f} ms", 15),
         row("A: stored per checkpoint", "under 2.5 KB", size, f"{size / 1000:.2f} KB", 2500),
@@ -141,16 +141,16 @@ def targets(results: Results, sizes: Sizes) -> list[Row]:
         ),
         *(
             (f"D: resume against {name}, {where}", "none", f"{ratio:.2f}x", "")
-            for where, found in (("fresh process", results.resumed), ("same process", results.reopened))
+            for where, result in (("fresh process", results.resumed), ("same process", results.reopened))
             for name in (STANDARD, BARE)
-            for ratio in (median(found[SAVESLOT]) / median(found[name]),)
+            for ratio in (median(result[SAVESLOT]) / median(result[name]),)
         ),
         *owning_targets(results, row),
         *server_targets(results.servers, row),
         *forgetting_targets(results, row),
         *(
             row(
-                f"walk {walk.checkpoints:,} checkpoints, {walk.turn_bytes:,} bytes more each",
+                f"walk {walk.checkpoints:,} checkpoints, {walk.turn_bytes:,} more bytes each",
                 "under 100 MB",
                 walk.peak_mb,
                 f"{walk.peak_mb:.0f} MB",
@@ -176,14 +176,14 @@ def long_rows(results: Results) -> Iterable[Row]:
         )
 
 
-def small_rows(found: dict[str, list[Series]], beside: str) -> Iterable[Row]:
-    for name, runs in found.items():
+def small_rows(series: dict[str, list[Series]], beside: str) -> Iterable[Row]:
+    for name, runs in series.items():
         yield (
             name,
             spread(runs, lambda one: one.per_second),
             f"{median(one.p50 for one in runs):.2f}",
             f"{median(one.p99 for one in runs):.2f}",
-            f"{ratios(runs, found[beside]):.2f}x",
+            f"{ratios(runs, series[beside]):.2f}x",
         )
 
 
@@ -193,9 +193,9 @@ def resume_rows(results: Results | servers.Results) -> Iterable[Row]:
 
 
 def sealing_rows(results: Results) -> Iterable[Row]:
-    found = results.sealing
-    pairs, share = f"{found['pairs']:,} pairs", f"{found['share']:.1%}"
-    yield pairs, f"{found['sealed']:,.0f}", f"{found['plain']:,.0f}", share
+    result = results.sealing
+    pairs, share = f"{result['pairs']:,} pairs", f"{result['share']:.1%}"
+    yield pairs, f"{result['sealed']:,.0f}", f"{result['plain']:,.0f}", share
 
 
 def owning_targets(results: Results, row: Callable[..., Row]) -> Iterable[Row]:
@@ -214,7 +214,7 @@ def server_targets(results: servers.Results, row: Callable[..., Row]) -> Iterabl
     raw, peer = ratios(results.small[slot], results.small[servers.LOOP]), ratios(crowd, results.crowd[servers.GRAPH])
     rate, slow = median(one.per_second for one in crowd), median(one.p99 for one in crowd)
     last = median(one.last.p50 for one in results.long[slot])
-    stored, logged = (median(found[slot]) / 1000 for found in (results.stored, results.logged))
+    stored, logged = (median(result[slot]) / 1000 for result in (results.stored, results.logged))
     yield row("F, B: against the raw asyncpg loop", "at least 0.6", raw, f"{raw:.2f}", 0.6, least=True)
     yield row("F, C: 64 sessions, durable/s", "at least 20,000", rate, f"{rate:,.0f}", 20_000, least=True)
     yield row("F, C: against LangGraph's saver", "at least 15x", peer, f"{peer:.1f}x", 15, least=True)
@@ -265,17 +265,24 @@ def owning_rows(results: Results) -> Iterable[Row]:
 
 def many_rows(results: Results) -> Iterable[Row]:
     for name in next(iter(results.many.values())):
-        yield name, f"{goal(name):,.0f}", *(f"{found[name]:,.1f}" for found in results.many.values())
+        yield name, f"{goal(name):,.0f}", *(f"{result[name]:,.1f}" for result in results.many.values())
 
 
 def forgetting_targets(results: Results, row: Callable[..., Row]) -> Iterable[Row]:
-    for store, found in results.forgetting.items():
-        checkpoints, sessions, writers = (f"{found[name]:,}" for name in ("checkpoints", "sessions", "writers"))
-        thin = max(found["thin_grows_seconds"], found["thin_changes_seconds"])
-        seconds, share = found["seconds"], found["share"]
+    for store, result in results.forgetting.items():
+        checkpoints, sessions, writers = (f"{result[name]:,}" for name in ("checkpoints", "sessions", "writers"))
+        thin = max(result["thin_grows_seconds"], result["thin_changes_seconds"])
+        seconds, share = result["seconds"], result["share"]
         yield row(f"H: thinning {checkpoints} checkpoints, {store}", "under 1 s", thin, f"{thin:.2f} s", 1)
         yield row(f"H: gc of {sessions} sessions, {store}", "under 30 s", seconds, f"{seconds:.1f} s", 30)
-        yield row(f"H: what {writers} writers keep, {store}", "at least 80%", share, f"{share:.0%}", 0.8, least=True)
+        yield row(
+            f"H: throughput that {writers} writers keep, {store}",
+            "at least 80%",
+            share,
+            f"{share:.0%}",
+            0.8,
+            least=True,
+        )
 
 
 def forgetting_rows(results: Results) -> Iterable[Row]:

@@ -1,4 +1,4 @@
-"""The measuring itself: every shape, everybody in turn, several times. Who goes first changes each time."""
+"""The measurements: every shape, all contenders in turn, several times, starting with another one each time."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ import saveslot
 from bench import fresh, servers
 from bench.contenders import APPEND, BARE, CONTENDERS, FLOOR, GROUPED, HOLD, LANGGRAPH, OPENAI, SAVESLOT, STANDARD
 from bench.servers import rotated
-from saveslot.benchmark import QUICK, Series, Sizes, long_session, message
+from saveslot.cli.benchmark import QUICK, Series, Sizes, long_session, message
 
 LONG = (SAVESLOT, APPEND, FLOOR, OPENAI, LANGGRAPH)
 SMALL = (SAVESLOT, FLOOR, OPENAI, LANGGRAPH)
 CROWD = (SAVESLOT, GROUPED, OPENAI, LANGGRAPH)
 RESUMED = (SAVESLOT, HOLD, FLOOR, BARE, STANDARD, OPENAI, LANGGRAPH)
 PEERS = {OPENAI, LANGGRAPH}
-# B and C take a second, A half a minute: the short ones are run more often.
+# B and C take a second, A half a minute: B and C are run more often.
 ROUNDS = 5
-# So many of the resumes are by a fresh process; a peer's spends seconds on its imports.
+# Resumes in a fresh process: Saveslot's and the raw ones, then a peer's, whose imports take seconds.
 FRESH_RESUMES, PEER_RESUMES = 5, 1
-# With and without a key: many short turns, at most half a minute; a few in a quick run.
+# Pairs of short turns with and without a key, at most half a minute; fewer in a quick run.
 PAIRS, FEW_PAIRS = 101, 11
 
 
@@ -44,10 +44,10 @@ class Walk:
 
 @dataclass
 class Results:
-    """Runs of each contender, in the same order: the n-th of all of them happened side by side."""
+    """The runs of each contender, in the same order: the n-th runs of all were made in turn."""
 
     long: dict[str, list[Series]] = field(default_factory=lambda: defaultdict(list))
-    stored: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # bytes a checkpoint
+    stored: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # bytes per checkpoint
     small: dict[str, list[Series]] = field(default_factory=lambda: defaultdict(list))
     crowd: dict[str, list[Series]] = field(default_factory=lambda: defaultdict(list))
     resumed: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # ms, fresh process
@@ -63,7 +63,7 @@ class Results:
 
 def run(folder: Path, sizes: Sizes, repeats: int, walk: int, say: Callable[[str], None]) -> Results:
     results = Results()
-    say("imports and a first small run of everybody")
+    say("imports and a first small run of every contender")
     for name in ("saveslot", "saveslot.opening", "asyncio") * 10:
         results.imports[name].append(fresh.import_ms(name))
     warm_up(folder)
@@ -88,7 +88,7 @@ def run(folder: Path, sizes: Sizes, repeats: int, walk: int, say: Callable[[str]
         counts = ("--checkpoints", str(walk), "--sessions", str(walk * 10))
         results.forgetting[store] = fresh.printed("-m", "bench.forgetting", store, *counts)
     for size, every in ((100, 1), (sizes.turn_bytes, 100)):
-        say(f"walking through {walk:,} checkpoints of {size} bytes more each")
+        say(f"walking through {walk:,} checkpoints, each {size} bytes longer")
         results.walks.append(walked(folder, walk, size, every))
     return results
 
@@ -97,7 +97,7 @@ def warm_up(folder: Path) -> None:
     for name in dict.fromkeys(LONG + RESUMED):
         with database(folder) as path:
             asyncio.run(a_long_session(name, path, QUICK))
-    # The peers' imports leave a million objects behind, and nobody's collector should have to look at them.
+    # The peers' imports leave a million objects; keep them out of every contender's garbage collections.
     gc.collect()
     gc.freeze()
 
@@ -106,7 +106,7 @@ def small(folder: Path, sizes: Sizes, results: Results, first: int) -> None:
     for name in rotated(SMALL, first):
         with database(folder) as path:
             results.small[name].append(fresh.series("small", name, path, sizes))
-    fewer = msgspec.structs.replace(sizes, each=max(10, sizes.each // 4))  # a peer takes as long for them
+    fewer = msgspec.structs.replace(sizes, each=max(10, sizes.each // 4))  # a peer takes as long for a quarter
     for name in rotated(CROWD, first):
         with database(folder) as path:
             results.crowd[name].append(fresh.series("crowd", name, path, fewer if name in PEERS else sizes))
@@ -120,7 +120,7 @@ def long(folder: Path, sizes: Sizes, results: Results, first: int) -> None:
             results.stored[name].append(stored(paths[name]) / sizes.turns)
         for name in (BARE, STANDARD):
             asyncio.run(one_blob(name, paths[name], sizes))
-        os.sync()  # a hold waits for the disk: not for what others have written
+        os.sync()  # a hold waits for the disk, but should not wait for the others' writes
         for turn in range(sizes.resumes):
             for name in rotated(RESUMED, turn):
                 if turn < (PEER_RESUMES if name in PEERS else FRESH_RESUMES):
@@ -157,7 +157,7 @@ def walked(folder: Path, checkpoints: int, size: int, every: int) -> Walk:
 
 @contextmanager
 def databases(folder: Path, names: list[str]) -> Iterator[dict[str, str]]:
-    """One new file for each name; gone afterwards, with what SQLite put beside it."""
+    """Yield a new file for each name; delete them afterwards, with SQLite's files beside them."""
     paths = {name: folder / f"{n}.db" for n, name in enumerate(names)}
     try:
         yield {name: str(path) for name, path in paths.items()}
@@ -182,5 +182,5 @@ def stored(path: str) -> int:
 
 
 def ratios(mine: list[Series], theirs: list[Series]) -> float:
-    """How many times as many a second: run by run, then the median."""
+    """Return the median of the ratios of their rates, run by run."""
     return median(a.per_second / b.per_second for a, b in zip(mine, theirs, strict=True))

@@ -1,7 +1,7 @@
-"""What encryption costs: the same shapes with and without a key, in turn.
+"""The cost of encryption: the same shapes with and without a key, in turn.
 
 python -m bench.sealing [url]           every shape, by CPU time (others may use the machine)
-python -m bench.sealing pairs COUNT     64 sessions at once on SQLite, by throughput, in so many pairs; prints JSON
+python -m bench.sealing pairs COUNT     64 sessions at once on SQLite, by throughput, in COUNT pairs; prints JSON
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 
 import saveslot
 from saveslot import SessionManager
-from saveslot.benchmark import Sizes, at_once, message
+from saveslot.cli.benchmark import Sizes, at_once, message
 
 ROUNDS = 7
-# Seconds after which no further pair begins.
+# Seconds after which no more pairs start.
 LONGEST = 30.0
 TURNS = [message(n, 1490) for n in range(400)]
 SMALL = [message(n, 1000) for n in range(40)]
 
 
 async def crowd(url: str, key: bytes | None, sessions: int = 64, each: int = len(SMALL)) -> float:
-    """Checkpoints a second of many sessions at once, each of 1 KB."""
+    """Return checkpoints per second of many sessions at once, 1 KB each."""
     async with saveslot.open(url, encryption_key=key, namespace=f"bench-{os.urandom(4).hex()}") as manager:
         ids = [(await manager.create_session("bench")).session_id for _ in range(sessions)]
 
@@ -44,7 +44,7 @@ async def crowd(url: str, key: bytes | None, sessions: int = 64, each: int = len
 
 
 async def lone(url: str, key: bytes | None) -> float:
-    """Checkpoints a second of one session that grows by one message a turn."""
+    """Return checkpoints per second of one session that grows by one message per turn."""
     async with saveslot.open(url, encryption_key=key, namespace=f"bench-{os.urandom(4).hex()}") as manager:
         session_id = (await manager.create_session("bench")).session_id
         state: dict[str, list[dict[str, str]]] = {"messages": []}
@@ -56,7 +56,7 @@ async def lone(url: str, key: bytes | None) -> float:
 
 
 async def resume(url: str, key: bytes | None, turns: int = 200) -> float:
-    """Resumes a second of a session of 0.3 MB by a manager that knows nothing yet."""
+    """Return resumes per second of a 0.3 MB session by a manager with an empty cache."""
     namespace = f"bench-{os.urandom(4).hex()}"
     async with saveslot.open(url, encryption_key=key, namespace=namespace) as manager:
         await manager.create_session("bench", session_id="s")
@@ -72,7 +72,7 @@ async def resume(url: str, key: bytes | None, turns: int = 200) -> float:
 
 
 async def pairs(folder: Path, count: int) -> dict[str, float]:
-    """Checkpoints a second with and without a key, and the median of the ratios of two turns side by side.
+    """Return checkpoints per second with and without a key, and the median ratio of adjacent turns.
 
     A turn takes a tenth of a second: what disturbs the machine for longer disturbs both. Who goes first changes.
     """
@@ -103,7 +103,7 @@ async def pairs(folder: Path, count: int) -> dict[str, float]:
 
 
 async def turn_of(manager: SessionManager) -> Callable[[], Awaitable[float]]:
-    """C, a few checkpoints of each session: how many a second."""
+    """Run C with a few checkpoints per session; return checkpoints per second."""
     sizes = Sizes(each=20)
     ids = [(await manager.create_session("bench")).session_id for _ in range(sizes.sessions)]
 
@@ -131,7 +131,7 @@ async def main(urls: list[str]) -> None:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["pairs", count]:
-            # Beside this file, not in the system's folder for such things: that one may be in memory.
+            # Beside this file: the system's temporary folder may be in memory.
             with tempfile.TemporaryDirectory(suffix=".tmp", dir=Path(__file__).parent) as folder:
                 print(json.dumps(asyncio.run(pairs(Path(folder), int(count)))))
         case urls:

@@ -1,4 +1,4 @@
-"""The same shapes on PostgreSQL 18, started for it from its wheel, with and without Valkey in front.
+"""The same shapes on PostgreSQL 18, started from its wheel, with and without Valkey as the hot tier.
 
 Each contender gets a database of its own in one server with its default settings (fsync and synchronous_commit on).
 """
@@ -22,7 +22,7 @@ import msgspec
 import saveslot
 from bench import fresh
 from bench.contenders import CONTENDERS, AppendingBook, BareBook, Book, LangGraphBook, Open, SaveslotBook
-from saveslot.benchmark import QUICK, Message, Series, Sizes, State, long_session, message
+from saveslot.cli.benchmark import QUICK, Message, Series, Sizes, State, long_session, message
 from saveslot.stack import Postgres, Valkey
 
 SLOT, ADDING, HOT = "Saveslot on PostgreSQL", "Saveslot on PostgreSQL, append=", "Saveslot on PostgreSQL + Valkey"
@@ -34,8 +34,8 @@ SMALL = (SLOT, HOT, LOOP, GRAPH)
 CROWD = (SLOT, HOT, GRAPH)
 RESUMED = (SLOT, HOT, BLOB, GRAPH)
 ROUNDS = 3
-# What takes less than a millisecond differs more from second to second than from the other: both in turn, in blocks of
-# so many, and the median of the blocks' ratios.
+# A call of less than a millisecond varies more from second to second than between the two contenders. So they take
+# turns in blocks of 20 calls, and the median of the blocks' ratios counts.
 PAIRS, BLOCK = 60, 20
 FRESH_RESUMES, PEER_RESUMES = 5, 1
 READERS = 64
@@ -45,14 +45,16 @@ READS = 200  # each
 @dataclass
 class Results:
     long: dict[str, list[Series]] = field(default_factory=lambda: defaultdict(list))
-    stored: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # bytes a checkpoint
-    logged: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # bytes of WAL a checkpoint
+    stored: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # bytes per checkpoint
+    logged: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # bytes of WAL per checkpoint
     small: dict[str, list[Series]] = field(default_factory=lambda: defaultdict(list))
     crowd: dict[str, list[Series]] = field(default_factory=lambda: defaultdict(list))
     resumed: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # ms, fresh process
     reopened: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # ms, same process
-    heads: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # reads a second
-    added: list[float] = field(default_factory=list[float])  # `append=` by the raw insert, of each pair of blocks
+    heads: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # reads per second
+    added: list[float] = field(
+        default_factory=list[float]
+    )  # time of `append=` divided by the raw insert's, per pair of blocks
 
 
 def run(sizes: Sizes, repeats: int, say: Callable[[str], None]) -> Results:
@@ -79,16 +81,16 @@ class _Bench:
 
     @contextmanager
     def databases(self, names: list[str]) -> Iterator[dict[str, str]]:
-        """A new database for each name, gone afterwards. With the hot tier's address behind a space where one is."""
-        made = {name: f"bench_{next(self._numbers)}" for name in names}
-        self._tell(f"create database {database}" for database in made.values())
+        """Yield a new database per name, dropped afterwards; with a hot tier, its address follows after a space."""
+        by_key = {name: f"bench_{next(self._numbers)}" for name in names}
+        self._tell(f"create database {database}" for database in by_key.values())
         base, _, _ = self._postgres.url.partition("?")
         whole = self._postgres.url
-        urls = {name: whole.replace(base, base.rpartition("/")[0] + "/" + made[name]) for name in names}
+        urls = {name: whole.replace(base, base.rpartition("/")[0] + "/" + by_key[name]) for name in names}
         try:
             yield {name: f"{url} {self._valkey.url}" if name == HOT else url for name, url in urls.items()}
         finally:
-            self._tell(f"drop database {database} with (force)" for database in made.values())
+            self._tell(f"drop database {database} with (force)" for database in by_key.values())
 
     def _tell(self, statements: Iterator[str]) -> None:
         async def tell() -> None:
@@ -104,29 +106,29 @@ class _Bench:
             with self.databases([name]) as urls:
                 self._results.small[name].append(fresh.series("small", name, urls[name], self._sizes))
         for name in rotated(CROWD, first):
-            # A peer takes as long for fewer.
+            # A peer takes as long for fewer checkpoints.
             each = max(10, self._sizes.each // 8) if name == GRAPH else 2 * self._sizes.each
             sizes = msgspec.structs.replace(self._sizes, each=each)
             with self.databases([name]) as urls:
                 self._results.crowd[name].append(fresh.series("crowd", name, urls[name], sizes))
 
     def long(self, first: int) -> None:
-        found, sizes = self._results, self._sizes
+        result, sizes = self._results, self._sizes
         with self.databases([*LONG, BLOB]) as urls:
             for name in rotated(LONG, first):
                 series, stored, logged = asyncio.run(_weighed(name, urls[name], sizes))
-                found.long[name].append(series)
-                found.stored[name].append(stored / sizes.turns)
-                found.logged[name].append(logged / sizes.turns)
-            found.added += asyncio.run(_paired(urls[ADDING], urls[LOOP], sizes))
+                result.long[name].append(series)
+                result.stored[name].append(stored / sizes.turns)
+                result.logged[name].append(logged / sizes.turns)
+            result.added += asyncio.run(_paired(urls[ADDING], urls[LOOP], sizes))
             asyncio.run(_long(BLOB, urls[BLOB], sizes))
             for turn in range(sizes.resumes):
                 for name in rotated(RESUMED, turn):
                     if turn < (PEER_RESUMES if name == GRAPH else FRESH_RESUMES):
-                        found.resumed[name].append(fresh.ask("resume", name, urls[name]))
-                    found.reopened[name].append(asyncio.run(fresh.timed_resume(CONTENDERS[name], urls[name])))
+                        result.resumed[name].append(fresh.ask("resume", name, urls[name]))
+                    result.reopened[name].append(asyncio.run(fresh.timed_resume(CONTENDERS[name], urls[name])))
             for name in (SLOT, HOT):
-                found.heads[name].append(asyncio.run(_heads(urls[name])))
+                result.heads[name].append(asyncio.run(_heads(urls[name])))
 
 
 async def _long(name: str, url: str, sizes: Sizes) -> Series:
@@ -135,7 +137,7 @@ async def _long(name: str, url: str, sizes: Sizes) -> Series:
 
 
 async def _weighed(name: str, url: str, sizes: Sizes) -> tuple[Series, int, int]:
-    """A long session, what its database grew by, and how much WAL it wrote."""
+    """Run a long session; return it, the growth of its database, and the WAL it wrote."""
     size = "select pg_database_size(current_database()), (pg_current_wal_insert_lsn() - '0/0')::int8"
     eye = await asyncpg.connect(url.partition(" ")[0])
     try:
@@ -149,7 +151,7 @@ async def _weighed(name: str, url: str, sizes: Sizes) -> tuple[Series, int, int]
 
 
 async def _paired(adding: str, inserting: str, sizes: Sizes) -> list[float]:
-    """The long session goes on by `append=`, and beside it the raw inserts: how much longer that takes, by block."""
+    """Continue the long session with `append=`, in turn with raw inserts; return the ratio of each pair of blocks."""
 
     async def block(book: Book, turn: int) -> float:
         ms: list[float] = []
@@ -162,7 +164,7 @@ async def _paired(adding: str, inserting: str, sizes: Sizes) -> list[float]:
 
     ratios: list[float] = []
     async with CONTENDERS[ADDING](adding, 0) as ours, CONTENDERS[LOOP](inserting, 0) as raw:
-        await block(ours, sizes.turns)  # resumes it
+        await block(ours, sizes.turns)  # the first call resumes the session
         for pair in range(1, PAIRS + 1):
             turn = sizes.turns + pair * BLOCK
             if pair % 2:
@@ -174,7 +176,7 @@ async def _paired(adding: str, inserting: str, sizes: Sizes) -> list[float]:
 
 
 async def _heads(url: str) -> float:
-    """Strong reads of heads: so many readers, each of a session of its own, one after another."""
+    """Read heads strongly: several readers, each of its own session, one read after another."""
     async with _opened(url) as sessions:
         for n in range(READERS):
             await sessions.create_session("benchmark", session_id=f"reader {n}")
@@ -225,7 +227,7 @@ class LoopBook:
 
 
 class BlobBook(LoopBook):
-    """The whole state as JSON bytes in one row: only the newest, or it would take the machine's disk."""
+    """The whole state as JSON bytes in one row. Only the newest is kept, or it would fill the disk."""
 
     async def save(self, _session: int, _new: Message, state: State) -> object:
         self.body = msgspec.json.encode(state)
@@ -244,10 +246,10 @@ async def _raw(book: type[LoopBook], url: str, _sessions: int) -> AsyncGenerator
             "create table rows (id bigserial primary key, session int, body bytea); create index on rows (session, id)"
         )
         await connection.execute("alter table rows alter column body set storage external")
-    made = book(connection)
-    yield made
-    if isinstance(made, BlobBook) and _sessions:
-        await connection.execute("insert into rows (session, body) values (0, $1)", made.body)
+    result = book(connection)
+    yield result
+    if isinstance(result, BlobBook) and _sessions:
+        await connection.execute("insert into rows (session, body) values (0, $1)", result.body)
     await connection.close()
 
 

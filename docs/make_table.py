@@ -27,13 +27,13 @@ SERVED = {
 }
 
 Table = dict[str, dict[str, str]]
-HEAD = ["keeps", "last turn, p50", "stored a turn", "one session", "64 at once", "resume"]
+HEAD = ["keeps", "last turn, p50", "stored per turn", "one session", "64 at once", "resume"]
 NO_ROW: dict[str, str] = {}
 
 
 def tables(text: str) -> dict[str, Table]:
-    """Every table of a page by its section and first cell: `A. Long session`, `F. PostgreSQL, B`, `machine`."""
-    found: dict[str, Table] = {}
+    """Return every table of a page by its section and first cell: `A. Long session`, `F. PostgreSQL, B`, `machine`."""
+    by_key: dict[str, Table] = {}
     heading = ""
     rows: list[list[str]] = []
     for line in [*text.splitlines(), ""]:
@@ -43,20 +43,20 @@ def tables(text: str) -> dict[str, Table]:
         if rows:
             head, _, *body = rows
             name = f"{heading}, {head[0]}" if head[0] else heading
-            found[name] = {row[0]: dict(zip(head, row, strict=True)) for row in body}
+            by_key[name] = {row[0]: dict(zip(head, row, strict=True)) for row in body}
             rows = []
         if line.startswith("#"):
             heading = line.lstrip("# ")
-    return found
+    return by_key
 
 
 def figures(results: str) -> str:
-    """The part of README between the two marks."""
-    found = tables(results)
+    """Return the part of README between the two marks."""
+    result = tables(results)
     small = "B and C. Small checkpoints"
-    embedded = [found[name] for name in ("A. Long session", f"{small}, B", f"{small}, C", "D. Resume")]
-    served = [found[f"F. PostgreSQL, {name}"] for name in "ABCD"]
-    machine = {name: row[""] for name, row in found["Speed and size, machine"].items()}
+    embedded = [result[name] for name in ("A. Long session", f"{small}, B", f"{small}, C", "D. Resume")]
+    served = [result[f"F. PostgreSQL, {name}"] for name in "ABCD"]
+    machine = {name: row[""] for name, row in result["Speed and size, machine"].items()}
     day = re.search(r"Measured on ([0-9-]+)", results)
     cores, _, rest = machine["cores"].partition(" ")
     measured = (
@@ -73,7 +73,7 @@ def _table(store: str, kept: dict[str, str], shapes: list[Table]) -> str:
         many = next((row for key, row in crowd.items() if key.startswith(name)), NO_ROW)
         cells = [
             long[name]["p50 ms first → last"].rpartition("→ ")[2] + " ms",
-            long[name]["KB a checkpoint"] + " KB",
+            long[name]["KB per checkpoint"] + " KB",
             _bare(single.get(name, NO_ROW).get("per second")) + "/s",
             _bare(many.get("per second")) + "/s",
             _bare(resumed.get(name, NO_ROW).get("ms, fresh process")) + " ms",
@@ -83,7 +83,7 @@ def _table(store: str, kept: dict[str, str], shapes: list[Table]) -> str:
 
 
 def _bare(cell: str | None) -> str:
-    """A median without its range; a dash where nothing was measured."""
+    """Return a median without its range; a dash if nothing was measured."""
     return "–" if cell is None else cell.partition(" (")[0]
 
 

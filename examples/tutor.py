@@ -1,4 +1,4 @@
-"""A tutor that may be killed at any moment: start it again, and it goes on where it was. The model is scripted.
+"""A tutor that may be killed at any moment: start it again, and it continues where it was. The model is scripted.
 
 Stop it with Ctrl-C or kill -9 whenever you like, then type the same again:
 
@@ -50,9 +50,7 @@ def next_message(messages: list[Message]) -> Message | None:
 
 async def lesson(url: str, session_id: str, pace: float) -> None:
     async with saveslot.open(url) as sessions:
-        session = await sessions.get_session(session_id)
-        if session is None:
-            session = await sessions.create_session("tutor", session_id=session_id)
+        session = await sessions.create_session("tutor", session_id=session_id, exist_ok=True)  # create or resume
         messages: list[Message] = (await sessions.get_data(session_id)).get("messages", [])
         print(f"{session_id} is {session.state}, {len(messages)} messages so far", flush=True)
 
@@ -71,10 +69,10 @@ async def lesson(url: str, session_id: str, pace: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A tutor that may be killed at any moment.")
     parser.add_argument("session_id", nargs="?", default="lesson-1")
-    parser.add_argument("--store", default="sqlite:///tutor.db", help="where the lesson is kept (%(default)s)")
+    parser.add_argument("--store", default="tutor.db", help="where the lesson is kept (%(default)s)")
     parser.add_argument("--pace", type=float, default=0.3, help="seconds that a thought takes (%(default)s)")
-    told = parser.parse_args()
-    asyncio.run(lesson(told.store, told.session_id, told.pace))
+    answer = parser.parse_args()
+    asyncio.run(lesson(answer.store, answer.session_id, answer.pace))
 
 
 if __name__ == "__main__":

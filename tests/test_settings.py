@@ -1,4 +1,4 @@
-"""Where the store is looked for: argument, environment, the folder's file, the user's file, default."""
+"""Where the store's URL comes from: argument, environment, the folder's file, the user's file, default."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saveslot.opening import default_url, located
 
 @pytest.fixture(autouse=True)
 def places(tmp_path, monkeypatch):
-    """A home, a project in it, and a folder in that, where we stand."""
+    """A home, a project in it, and a subfolder as working directory."""
     for name in ("SAVESLOT_URL", "SAVESLOT_HOT", "SAVESLOT_NAMESPACE", "SAVESLOT_ENCRYPTION_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -32,16 +32,16 @@ def user_file(places: Path, text: str) -> Path:
     return path
 
 
-def test_nothing_set_is_one_file_among_the_users_data(places):
-    """In the folder that the platform has for it, in the namespace "default"."""
-    told = located()
-    assert told["url"] == (default_url(), "default")
-    assert told["url"].value == f"sqlite:///{places.parents[1]}/data/saveslot/saveslot.db"
-    assert told["namespace"] == ("default", "default")
-    assert "hot" not in told
+def test_default_is_a_file_in_the_user_data_folder(places):
+    """It is in the platform's data folder, in the namespace "default"."""
+    answer = located()
+    assert answer["url"] == (default_url(), "default")
+    assert answer["url"].value == f"sqlite:///{places.parents[1]}/data/saveslot/saveslot.db"
+    assert answer["namespace"] == ("default", "default")
+    assert "hot" not in answer
 
 
-def test_each_place_gives_way_to_the_one_before(places, monkeypatch):
+def test_settings_precedence(places, monkeypatch):
     """Argument, environment, the folder's file, the user's file, default: the first that is set wins."""
     mine = user_file(places, 'url = "sqlite:////mine.db"')
     assert located()["url"] == ("sqlite:////mine.db", str(mine))
@@ -55,38 +55,38 @@ def test_each_place_gives_way_to_the_one_before(places, monkeypatch):
     assert located()["url"].source == str(ours)
 
 
-def test_each_setting_is_looked_for_on_its_own(places, monkeypatch):
-    """The url from one place, the namespace from another."""
+def test_each_setting_is_resolved_separately(places, monkeypatch):
+    """The URL may come from one place, the namespace from another."""
     user_file(places, 'namespace = "mine"\nurl = "memory:"')
     (places / "saveslot.toml").write_text('url = "sqlite:////ours.db"')
-    told = located()
-    assert (told["url"].value, told["namespace"].value) == ("sqlite:////ours.db", "mine")
+    answer = located()
+    assert (answer["url"].value, answer["namespace"].value) == ("sqlite:////ours.db", "mine")
     monkeypatch.setenv("SAVESLOT_NAMESPACE", "here")
     assert located()["namespace"] == ("here", "SAVESLOT_NAMESPACE")
 
 
-def test_the_nearest_folder_above_counts(places):
-    """A project's file works in all its folders, and names a file beside itself, wherever one stands."""
+def test_nearest_parent_file_wins(places):
+    """A project's file applies in all its folders, and relative paths in it start at the file."""
     (places.parent / "saveslot.toml").write_text('url = "sqlite:///data/agents.db"')
     assert located()["url"].value == f"sqlite:///{places.parent}/data/agents.db"
     (places / "saveslot.toml").write_text('url = "memory:"')
     assert located()["url"].value == "memory:"
 
 
-def test_what_lies_above_the_home_folder_is_not_ours(places, tmp_path):
-    """A file in /tmp or / must not redirect somebody's sessions."""
+def test_files_above_the_home_folder_are_ignored(places, tmp_path):
+    """A file in /tmp or / must not redirect a user's sessions."""
     (tmp_path / "saveslot.toml").write_text('url = "memory:"')
     assert located()["url"].source == "default"
 
 
-def test_a_working_folder_that_is_gone_is_no_error(places):
+def test_deleted_working_directory_is_not_an_error(places):
     """A service whose folder was removed still opens its store."""
     places.rmdir()
     assert located()["url"].source == "default"
 
 
-def test_folders_may_have_any_name(tmp_path, monkeypatch):
-    """A percent sign, a question mark or a blank in a path is part of the path."""
+def test_folders_may_have_special_characters(tmp_path, monkeypatch):
+    """A percent sign, a question mark or a space in a path is part of the path."""
     folder = tmp_path / "100% sure? #1"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -94,6 +94,13 @@ def test_folders_may_have_any_name(tmp_path, monkeypatch):
     (folder / "saveslot.toml").write_text('url = "sqlite:///a.db"')
     assert main(["migrate", "--apply"]) == 0
     assert (folder / "a.db").exists()
+
+
+@pytest.mark.parametrize("name", ["a\tb.db", "a\nb.db", "a%0Ab.db"])
+def test_control_characters_stay_in_a_path(places, name):
+    """Quoted or not, a tab or a line break is part of the file's name."""
+    assert main(["migrate", "--apply", "--store", f"sqlite:///{name}"]) == 0
+    assert [path.name for path in places.glob("*.db")] == [name.replace("%0A", "\n")]
 
 
 @pytest.mark.parametrize(
@@ -113,8 +120,8 @@ def test_folders_may_have_any_name(tmp_path, monkeypatch):
         ("url = '\xff'", "cannot be read as TOML"),
     ],
 )
-def test_a_wrong_file_is_named(places, text, said):
-    """An InvalidInput with the file, what is wrong in it, and the nearest right key: never another store in silence."""
+def test_invalid_settings_file_is_named(places, text, said):
+    """InvalidInput has the file, the problem and the nearest valid key; no other store is used silently."""
     path = places / "saveslot.toml"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(saveslot.InvalidInput) as caught:
@@ -123,21 +130,21 @@ def test_a_wrong_file_is_named(places, text, said):
     assert said in str(caught.value)
 
 
-def test_the_command_says_the_same_in_one_line(places, capsys):
+def test_command_reports_it_in_one_line(places, capsys):
     """Exit 2."""
     (places / "saveslot.toml").write_text('ulr = "memory:"')
     assert main(["ls"]) == 2
     assert "did you mean 'url'?" in capsys.readouterr().err
 
 
-def test_an_empty_store_is_not_taken_for_the_default(capsys):
-    """A variable that a script forgot to set must not send sessions to the user's own file. Exit 2."""
+def test_empty_store_is_not_the_default(capsys):
+    """A variable that a script left empty must not send sessions to the user's own file. Exit 2."""
     assert main(["--store", "", "ls"]) == 2
-    assert "url: must not be empty; leave it out" in capsys.readouterr().err
+    assert "url: must not be empty; omit it" in capsys.readouterr().err
 
 
 async def test_open_uses_the_settings(places):
-    """The same store and namespace for Python as for the command; an argument wins."""
+    """Python and the command use the same store and namespace; an argument wins."""
     (places / "saveslot.toml").write_text('url = "sqlite:///agents.db"\nnamespace = "staging"')
     async with saveslot.open() as sessions:
         assert sessions.namespace == "staging"
@@ -150,17 +157,17 @@ async def test_open_uses_the_settings(places):
     await sessions.close()
 
 
-def test_a_hot_tier_that_is_none_is_told_with_its_source(monkeypatch):
-    """Wherever it was set."""
+def test_invalid_hot_tier_names_its_source(monkeypatch):
+    """The error names the setting's place, whichever it is."""
     monkeypatch.setenv("SAVESLOT_HOT", "postgresql://x")
     with pytest.raises(saveslot.InvalidInput, match="SAVESLOT_HOT"):
         saveslot.open()
 
 
-async def test_an_empty_key_stores_nothing_unsealed(monkeypatch, capsys):
-    """A script that failed to read its key is told; who gives one as an argument needs no variable."""
+async def test_empty_key_is_refused(monkeypatch, capsys):
+    """A script that failed to read its key gets an error; a key passed as an argument needs no variable."""
     monkeypatch.setenv("SAVESLOT_ENCRYPTION_KEY", "")
-    with pytest.raises(saveslot.InvalidInput, match="SAVESLOT_ENCRYPTION_KEY is empty; unset it"):
+    with pytest.raises(saveslot.InvalidInput, match="SAVESLOT_ENCRYPTION_KEY is empty; set it"):
         saveslot.open("memory:")
     async with saveslot.open("memory:", encryption_key=bytes(32)) as sessions:
         assert await sessions.count() == 0
@@ -169,8 +176,8 @@ async def test_an_empty_key_stores_nothing_unsealed(monkeypatch, capsys):
         assert await sessions.count() == 0
 
 
-def test_the_command_does_not_go_on_without_its_key(places, monkeypatch, capsys):
-    """Exit 2, and nothing was made."""
+def test_command_stops_on_an_empty_key(places, monkeypatch, capsys):
+    """Exit 2, and nothing was created."""
     monkeypatch.setenv("SAVESLOT_ENCRYPTION_KEY", "")
     (places / "in.json").write_text("{}")
     assert main(["--store", "sqlite:///new.db", "import", "in.json"]) == 2
@@ -179,19 +186,19 @@ def test_the_command_does_not_go_on_without_its_key(places, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("keys", [{5: bytes(32)}, {b"a": bytes(32)}, {"a b": bytes(32)}])
-def test_an_id_of_a_key_is_text(keys):
-    """Anything else is refused as input."""
-    with pytest.raises(saveslot.InvalidInput, match="is no id of a key"):
+def test_key_id_must_be_text(keys):
+    """Anything else is InvalidInput."""
+    with pytest.raises(saveslot.InvalidInput, match="is not a valid key id"):
         saveslot.SessionManager(encryption_key=keys)
 
 
 @pytest.mark.parametrize("whose", ["folder", "user"])
-@pytest.mark.parametrize("made", ["link", "folder"])
-def test_a_file_that_cannot_be_read_is_not_passed_over(places, whose, made):
-    """A link that leads nowhere, or a folder: sessions must not go to the default file in silence."""
+@pytest.mark.parametrize("content", ["link", "folder"])
+def test_unreadable_settings_file_is_not_skipped(places, whose, content):
+    """A broken link or a folder must not silently send sessions to the default file."""
     path = (places if whose == "folder" else places.parents[1] / "config" / "saveslot") / "saveslot.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    if made == "link":
+    if content == "link":
         path.symlink_to(places / "nowhere.toml")
     else:
         path.mkdir()

@@ -1,4 +1,21 @@
-"""Durable sessions and checkpoints for AI agents."""
+"""Durable sessions and checkpoints for AI agents.
+
+    import asyncio
+    import saveslot
+
+    async def main():
+        async with saveslot.open("agents.db") as sessions:  # a SQLite file; or postgresql://…, valkey://…, memory:
+            session = await sessions.create_session("tutor", user_id="anna")
+            async with sessions.hold(session) as held:  # ours until the block ends or the process dies
+                await held.checkpoint("asked", {"question": "1/2 + 1/3?"})  # durable when it returns
+                print(held, held.data)
+
+    asyncio.run(main())
+
+`saveslot.blocking` has the same names for synchronous callers. `help(saveslot.SessionManager)` lists every verb.
+The public API is `saveslot`, `saveslot.blocking`, `saveslot.types`, `saveslot.testing` and `saveslot.stack`. Any other
+module may change in any release.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from saveslot.errors import (
     AlreadyExists,
+    Cancelled,
     Conflict,
     Corrupt,
+    Forbidden,
     HistoryLost,
     InvalidInput,
     InvalidTransition,
@@ -20,27 +39,31 @@ from saveslot.errors import (
     StepFailed,
     StepUnknown,
     TooLarge,
+    Unauthorized,
     Unavailable,
     WrongKey,
 )
 
 if TYPE_CHECKING:
-    from saveslot import blocking as blocking
-    from saveslot.auditing import Audit, AuditLine
-    from saveslot.checkpoints import CheckpointManager
-    from saveslot.files import CheckpointStore
-    from saveslot.garbage import Garbage
-    from saveslot.glance import LogLine
-    from saveslot.held import Held
-    from saveslot.lifecycle import SessionState
-    from saveslot.log import Event
+    from saveslot import blocking as blocking, types as types
+    from saveslot.checkpoints.files import CheckpointStore
+    from saveslot.checkpoints.manager import CheckpointManager
     from saveslot.manager import SessionManager
-    from saveslot.model import AgentSession, Checkpoint, Owner, SessionCheckpoint
+    from saveslot.manager.audit import Audit, AuditLine
+    from saveslot.manager.gc import Garbage
+    from saveslot.manager.log_lines import LogLine
+    from saveslot.manager.reading import Page
+    from saveslot.manager.thin import Thinned
     from saveslot.opening import open  # noqa: A004  (saveslot.open reads well)
-    from saveslot.reading import Page
-    from saveslot.retention import Retention
-    from saveslot.steps import Step
-    from saveslot.thinning import Thinned
+    from saveslot.session.headers import EntryHeader, Head
+    from saveslot.session.held import Held
+    from saveslot.session.model import AgentSession, Checkpoint, Owner, SessionCheckpoint
+    from saveslot.session.records import Record
+    from saveslot.session.retention import Retention
+    from saveslot.session.step_calls import step
+    from saveslot.session.steps import Step
+    from saveslot.values.lifecycle import SessionState
+    from saveslot.values.log import Event
 
 __version__ = "0.1.0"
 
@@ -49,13 +72,17 @@ __all__ = [
     "AlreadyExists",
     "Audit",
     "AuditLine",
+    "Cancelled",
     "Checkpoint",
     "CheckpointManager",
     "CheckpointStore",
     "Conflict",
     "Corrupt",
+    "EntryHeader",
     "Event",
+    "Forbidden",
     "Garbage",
+    "Head",
     "Held",
     "HistoryLost",
     "InvalidInput",
@@ -67,6 +94,7 @@ __all__ = [
     "NotFound",
     "Owner",
     "Page",
+    "Record",
     "Retention",
     "SaveslotError",
     "SessionCheckpoint",
@@ -77,45 +105,52 @@ __all__ = [
     "StepUnknown",
     "Thinned",
     "TooLarge",
+    "Unauthorized",
     "Unavailable",
     "WrongKey",
     "open",
+    "step",
 ]
 
 
-# Where each name lives. It is imported with its first use: asyncio alone takes longer than everything of ours, and a
-# program that only catches our errors, or prints its help, needs neither.
+# The module of each name, imported on first use: asyncio alone takes longer to import than all of Saveslot, and a
+# program that only catches its errors, or prints its own help, needs neither.
 _HOMES = {
-    "AgentSession": "model",
-    "Audit": "auditing",
-    "AuditLine": "auditing",
-    "Checkpoint": "model",
-    "CheckpointManager": "checkpoints",
-    "CheckpointStore": "files",
-    "Event": "log",
-    "Garbage": "garbage",
-    "Held": "held",
-    "LogLine": "glance",
-    "Owner": "model",
-    "Page": "reading",
-    "Retention": "retention",
-    "SessionCheckpoint": "model",
+    "AgentSession": "session.model",
+    "Audit": "manager.audit",
+    "AuditLine": "manager.audit",
+    "Checkpoint": "session.model",
+    "CheckpointManager": "checkpoints.manager",
+    "CheckpointStore": "checkpoints.files",
+    "EntryHeader": "session.headers",
+    "Event": "values.log",
+    "Garbage": "manager.gc",
+    "Head": "session.headers",
+    "Held": "session.held",
+    "LogLine": "manager.log_lines",
+    "Owner": "session.model",
+    "Page": "manager.reading",
+    "Record": "session.records",
+    "Retention": "session.retention",
+    "SessionCheckpoint": "session.model",
     "SessionManager": "manager",
-    "SessionState": "lifecycle",
-    "Step": "steps",
-    "Thinned": "thinning",
+    "SessionState": "values.lifecycle",
+    "Step": "session.steps",
+    "Thinned": "manager.thin",
     "open": "opening",
+    "step": "session.step_calls",
 }
+_MODULES = ("blocking", "types")
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        found = globals()[name] = getattr(import_module(f"saveslot.{_HOMES[name]}"), name)
-        return found
-    if name == "blocking":
-        return import_module("saveslot.blocking")
+        value = globals()[name] = getattr(import_module(f"saveslot.{_HOMES[name]}"), name)
+        return value
+    if name in _MODULES:
+        return import_module(f"saveslot.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *_MODULES, "__version__"})

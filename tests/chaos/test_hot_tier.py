@@ -1,6 +1,7 @@
-"""Whatever happens to Valkey, every read is as new as its level says, and no write fails."""
+"""Whatever happens to Valkey, every read is as new as its level requires, and no write fails."""
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -87,16 +88,19 @@ class Place:
             await client.config_set("maxmemory", 0)
 
     async def garbage(self, seconds: float) -> None:
-        """Every key holds noise, half a copy, nothing, or a good copy of another entry, also of another session."""
+        """Frames are noise, cut, empty or another entry's, and some keys are not hashes."""
         async with self.client() as client:
-            names = await client.keys("saveslot:*")
-            held = [value or b"" for value in await client.mget(names)] if names else []
-            random.shuffle(held)
-            spoilt = [
-                (value, value, os.urandom(40), value[: len(value) // 2], b"")[n % 5] for n, value in enumerate(held)
-            ]
-            if names:
-                await client.mset(dict(zip(names, spoilt, strict=True)))
+            for n, name in enumerate(await client.keys("saveslot:*")):
+                held = await client.hgetall(name) if await client.type(name) == b"hash" else {}
+                seqs = [field for field in held if field.isdigit()]
+                if n % 9 == 8:
+                    await client.set(name, os.urandom(40))
+                elif seqs:
+                    spoilt = {
+                        seq: (held[random.choice(seqs)], os.urandom(40), held[seq][: len(held[seq]) // 2], b"")[n % 4]
+                        for seq in seqs
+                    }
+                    await client.hset(name, mapping=spoilt)
             await asyncio.sleep(seconds)
 
     async def promoted(self, seconds: float) -> None:
@@ -111,7 +115,7 @@ class Place:
                     return (await client.info("replication"))["master_link_status"] == "up"
 
                 await until(copied)
-                await client.replicaof("127.0.0.1", "1")  # where nobody is: what comes now it does not hear of
+                await client.replicaof("127.0.0.1", "1")  # where no server is: it misses every write from now on
                 await asyncio.sleep(seconds)
                 await asyncio.to_thread(self.server.kill)
                 await client.replicaof("NO", "ONE")
@@ -138,16 +142,16 @@ class Ledger:
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
         self.begun: list[int | str] = ["deleted"]
-        self.heard: list[float] = [0.0]
+        self.acknowledged: list[float] = [0.0]
 
     async def write(self, what: int | str, verb: Awaitable[object]) -> None:
         self.begun.append(what)
         await verb
-        self.heard.append(time.monotonic())
+        self.acknowledged.append(time.monotonic())
 
     def known(self, age: float) -> int:
-        """Which of them was the last to be acknowledged so long ago."""
-        return bisect_right(self.heard, time.monotonic() - age) - 1
+        """The newest state that was acknowledged that long ago."""
+        return bisect_right(self.acknowledged, time.monotonic() - age) - 1
 
 
 class Agents:
@@ -158,7 +162,7 @@ class Agents:
     def __init__(self, one: SessionManager, two: SessionManager) -> None:
         self.one, self.two = one, two
         self.ledgers = [Ledger(f"s{n}") for n in range(AGENTS)]
-        self.reads = dict.fromkeys(("strong", "session", "cached"), 0)
+        self.reads = dict.fromkeys(("strong", "cached"), 0)
         self.turns = 0
         self.over = False
         work = [self._write(ledger) for ledger in self.ledgers] + [self._read() for _ in range(READERS)]
@@ -182,13 +186,28 @@ class Agents:
         while not self.over:
             ledger, level = random.choice(self.ledgers), random.choice(list(self.reads))
             first = ledger.known(MAX_AGE if level == "cached" else 0)
-            found = await self.two.get_session(ledger.session_id, history=1, level=level, max_age=MAX_AGE)
-            assert told(found) in ledger.begun[first:], f"{level}: {told(found)} is older than {ledger.begun[first]}"
+            loaded = await self.two.get_session(ledger.session_id, history=1, level=level, max_age=MAX_AGE)
+            assert newest_in(loaded) in ledger.begun[first:], (
+                f"{level}: {newest_in(loaded)} is older than {ledger.begun[first]}"
+            )
             firsts = [each.known(MAX_AGE if level == "cached" else 0) for each in self.ledgers]
             listed = {session.session_id for session in await self.two.find(level=level, max_age=MAX_AGE)}
             for each, first in zip(self.ledgers, firsts, strict=True):
                 assert (each.session_id in listed) in {what != "deleted" for what in each.begun[first:]}, level
+            await self._resume(random.choice(self.ledgers))
             self.reads[level] += 1
+
+    async def _resume(self, ledger: Ledger) -> None:
+        """The newest state, which Valkey may lend."""
+        first = ledger.known(0)
+        try:
+            data = await self.two.get_data(ledger.session_id)
+        except saveslot.NotFound:
+            turn: int | str = "deleted"
+        else:
+            turn = data["turn"] if data else "created"
+            assert not data or data["pad"] == pad(ledger.session_id, data["turn"])
+        assert turn in ledger.begun[first:], f"{turn} is older than {ledger.begun[first]}"
 
     async def more(self, turns: int) -> None:
         aim, reads = self.turns + turns, sum(self.reads.values()) + turns
@@ -204,7 +223,7 @@ class Agents:
         await asyncio.gather(*self.tasks)
 
 
-def told(session: saveslot.AgentSession | None) -> int | str:
+def newest_in(session: saveslot.AgentSession | None) -> int | str:
     if session is None:
         return "deleted"
     last = session.checkpoints[-1]
@@ -216,12 +235,12 @@ def told(session: saveslot.AgentSession | None) -> int | str:
 
 async def hot(*managers: SessionManager) -> dict[str, int]:
     """Their counters, added up."""
-    told = [(await manager.metrics())["hot"] for manager in managers]
-    return {name: sum(each[name] for each in told) for name, value in told[0].items() if type(value) is int}
+    metrics = [(await manager.metrics())["hot"] for manager in managers]
+    return {name: sum(each[name] for each in metrics) for name, value in metrics[0].items() if type(value) is int}
 
 
 async def healed(one: SessionManager, two: SessionManager) -> None:
-    """Copies are made again and read again, without anybody doing anything about it."""
+    """Copies are written and read again without any intervention."""
     before = await hot(one, two)
     session = await one.create_session("agent")
     turn = 0
@@ -230,10 +249,11 @@ async def healed(one: SessionManager, two: SessionManager) -> None:
         nonlocal turn
         turn += 1
         await one.checkpoint(session.session_id, "turn", {"turn": turn, "pad": pad("", turn)})
+        await asyncio.sleep(0.03)  # copies are gathered for 10 ms; a read before that asks the database
         assert (await two.get_data(session.session_id))["turn"] == turn
         now = await hot(one, two)
         metrics = [(await manager.metrics())["hot"] for manager in (one, two)]
-        closed = metrics[0]["fill"]["breaker"] == metrics[1]["read"]["breaker"] == "closed"
+        closed = metrics[0]["breaker"] == metrics[1]["breaker"] == "closed"
         return closed and all(now[name] > before[name] + 5 for name in ("hits", "fills"))
 
     await until(works)
@@ -249,7 +269,7 @@ async def managers(database: Postgres, place: Place) -> AsyncIterator[tuple[Sess
 
 
 async def test_two_hundred_faults(database: Postgres, place: Place) -> None:
-    """Of all kinds, in any order, one into the other: no read violates its level, no write fails, metrics tell."""
+    """With overlapping faults of all kinds, no read violates its level, no write fails, and metrics report them."""
     kinds = random.sample(list(KINDS), counts=KINDS.values(), k=sum(KINDS.values()))
     async with managers(database, place) as (one, two):
         agents = Agents(one, two)
@@ -258,13 +278,14 @@ async def test_two_hundred_faults(database: Postgres, place: Place) -> None:
             await getattr(place, kind)(random.uniform(0, 0.1))
         await agents.end()
         seen = await hot(one, two)
-        assert all(seen[name] > 0 for name in ("hits", "misses", "garbage", "errors", "timeouts")), seen
+        # Not garbage: a write may mend a copy before anyone reads it. `test_one_fault` repeats it until it is counted.
+        assert all(seen[name] > 0 for name in ("hits", "misses", "errors", "timeouts")), seen
         assert min(agents.reads.values()) > 0
         await healed(one, two)
 
 
-async def test_a_long_stall(database: Postgres, place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """Ten seconds: a few operations wait for their budget, then Valkey is left alone but for one try a second."""
+async def test_long_stall_opens_the_breaker(database: Postgres, place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """In ten seconds a few operations wait for their budget, then Valkey is skipped except for one probe a second."""
     async with managers(database, place) as (one, two):
         before = await hot(one, two)
         agents = Agents(one, two)
@@ -272,29 +293,29 @@ async def test_a_long_stall(database: Postgres, place: Place, caplog: pytest.Log
             start = time.monotonic()
             os.kill(place.server.pid, signal.SIGSTOP)
             await agents.more(100)  # a hundred turns and a hundred reads, and Valkey has not said a word
-            assert (await two.metrics())["hot"]["read"]["breaker"] != "closed"
+            assert (await two.metrics())["hot"]["breaker"] != "closed"
             await asyncio.sleep(start + 10 - time.monotonic())
             await agents.end()
             stalled = time.monotonic() - start
             os.kill(place.server.pid, signal.SIGCONT)
             waited = (await hot(one, two))["timeouts"] - before["timeouts"]
-            assert 0 < waited < 30 + 6 * stalled  # six breakers; what was under way before they opened
+            assert 0 < waited < 30 + 2 * stalled  # two breakers; what was under way before they opened
             await healed(one, two)
     said = [record.getMessage() for record in caplog.records if record.name == "saveslot"]
-    assert any("reading failed 3 times" in line for line in said)
-    assert any("reading works again" in line for line in said)
+    assert any("Valkey failed 3 times" in line for line in said)
+    assert any("Valkey works again" in line for line in said)
 
 
 @pytest.mark.parametrize("kind", ["stopped", "full", "garbage", "promoted"])
 async def test_one_fault(database: Postgres, place: Place, kind: str) -> None:
-    """Agents go on as before while it lasts; metrics tell; afterwards all is well by itself."""
+    """Agents continue during the fault, and metrics report it; afterwards the tier recovers by itself."""
     async with managers(database, place) as (one, two):
         agents = Agents(one, two)
         await agents.more(50)
         before = await hot(one, two)
         sign = {"stopped": "errors", "full": "errors", "garbage": "garbage", "promoted": "misses"}[kind]
 
-        async def met() -> bool:  # on a busy machine nobody may have looked meanwhile
+        async def met() -> bool:  # on a busy machine there may have been no read meanwhile
             await getattr(place, kind)(0.5)
             await agents.more(50)
             return (await hot(one, two))[sign] > before[sign]
@@ -325,8 +346,8 @@ class Cluster:
         self.ids = [(await client.execute_command("CLUSTER MYID")).decode() for client in self.clients]
 
         async def whole() -> bool:
-            told = [await client.execute_command("CLUSTER INFO") for client in self.clients]
-            return all(each["cluster_state"] == "ok" and each["cluster_known_nodes"] == "3" for each in told)
+            answers = [await client.execute_command("CLUSTER INFO") for client in self.clients]
+            return all(each["cluster_state"] == "ok" and each["cluster_known_nodes"] == "3" for each in answers)
 
         await until(whole)
 
@@ -359,15 +380,17 @@ async def cluster() -> AsyncIterator[Cluster]:
         yield cluster
 
 
+# The client drops nodes, with their connections, when slots move.
+@pytest.mark.filterwarnings("ignore:unclosed Connection:ResourceWarning")
 @pytest.mark.parametrize("library", ["valkey", "redis"])
-async def test_a_cluster_whose_slots_move(database: Postgres, cluster: Cluster, library: str) -> None:
+async def test_cluster_with_moving_slots(database: Postgres, cluster: Cluster, library: str) -> None:
     """Copies are spread over three nodes and slots change hands key by key: every read is right, copies are read, and
     no node was sent a command across slots.
     """
     async with AsyncExitStack() as stack:
         where = {"host": "127.0.0.1", "port": cluster.nodes[0].port}
-        made = valkey.asyncio.ValkeyCluster if library == "valkey" else redis.asyncio.RedisCluster
-        client: Any = await stack.enter_async_context(made(**where))
+        result = valkey.asyncio.ValkeyCluster if library == "valkey" else redis.asyncio.RedisCluster
+        client: Any = await stack.enter_async_context(result(**where))
         store = await saveslot.stores.open_store(database.url)
         namespace = os.urandom(4).hex()
         sessions = await stack.enter_async_context(SessionManager(client, store=store, namespace=namespace))
@@ -398,9 +421,10 @@ async def test_a_cluster_whose_slots_move(database: Postgres, cluster: Cluster, 
 
         async def read() -> bool:
             await right()
-            told = (await sessions.metrics())["hot"]
-            return told["hits"] > before + 10 and told["read"]["breaker"] == told["fill"]["breaker"] == "closed"
+            metrics = (await sessions.metrics())["hot"]
+            return metrics["hits"] > before + 10 and metrics["breaker"] == "closed"
 
         await until(read)
         for each in cluster.clients:
             assert "errorstat_CROSSSLOT" not in await each.info("errorstats")
+    gc.collect()  # while the warning is ignored

@@ -11,8 +11,8 @@ import saveslot
 from saveslot import SessionManager
 from saveslot.stack import Postgres
 from saveslot.stores.postgres import PostgresStore
-from saveslot.testing import history
-from saveslot.testing.killing import digest
+from tests.harness import history
+from tests.harness.killing import digest
 
 AGENTS = 16
 
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.faults
 
 @pytest.fixture
 def server() -> Iterator[Postgres]:
-    # After a crash it syncs what lies in its folder: by one call, not file by file.
+    # After a crash it syncs its folder by one call, not file by file.
     with Postgres(options={"recovery_init_sync_method": "syncfs"}) as server:
         yield server
 
 
 class Load:
-    """Agents that save, a reader beside them in another manager, and a record of what each was told."""
+    """Agents that save, a reader beside them in another manager, and a record of the answers that each got."""
 
     def __init__(self, record: history.Recorder, writer: SessionManager, reader: SessionManager) -> None:
         self.acknowledged = 0
@@ -44,7 +44,7 @@ class Load:
         self._over.set()
 
     async def further(self, by: int, working: asyncio.Task[None]) -> None:
-        """Until so many more were acknowledged."""
+        """Wait until that many more writes were acknowledged."""
         goal = self.acknowledged + by
         while True:
             if self.acknowledged >= goal or working.done():
@@ -60,21 +60,21 @@ class Load:
             number += 1
             data = {"session": session_id, "number": number}
             with self._record.call("write", session_id, digest=digest(data)) as call:
-                made = await patiently(lambda data=data: self._writer.checkpoint(session_id, "turn", data))
-                call.ok(seq=made.seq)
+                checkpoint = await patiently(lambda data=data: self._writer.checkpoint(session_id, "turn", data))
+                call.ok(seq=checkpoint.seq)
             self.acknowledged += 1
 
     async def _look(self) -> None:
         while not self._over.is_set():
             session_id = f"s{random.randrange(AGENTS)}"
             with self._record.call("read", session_id) as call:
-                found = await patiently(lambda name=session_id: self._reader.get_session(name, history=1))
-                if found is None:
+                session = await patiently(lambda name=session_id: self._reader.get_session(name, history=1))
+                if session is None:
                     call.ok(seq=0)
                 else:
-                    newest = found.checkpoints[-1]
-                    told = digest(newest.data) if newest.name == "turn" else ""
-                    call.ok(seq=found.seen.seq, digest=told)
+                    newest = session.checkpoints[-1]
+                    answer = digest(newest.data) if newest.name == "turn" else ""
+                    call.ok(seq=session.seen.seq, digest=answer)
 
 
 async def patiently(ask):
@@ -95,7 +95,7 @@ async def patiently(ask):
     ],
     ids=["20 kills", "5 restarts", "500 kills"],
 )
-async def test_a_server_that_ends_loses_nothing_acknowledged(
+async def test_server_kills_lose_nothing_acknowledged(
     server: Postgres, tmp_path: Path, end: Callable[[Postgres], None], times: int
 ) -> None:
     """Through kills and restarts under load: nothing acknowledged lost, nothing doubled, no gap, no stale read."""
@@ -122,7 +122,10 @@ async def violations(server: Postgres, path: Path) -> list[history.Violation]:
         for session_id in (f"s{n}" for n in range(AGENTS)):
             [head] = await store.heads([("default", session_id)])
             assert head is not None
-            turns = {made.seq: digest(made.data) for made in await sessions.history(session_id, name="turn")}
+            turns = {
+                checkpoint.seq: digest(checkpoint.data)
+                for checkpoint in await sessions.history(session_id, name="turn")
+            }
             log = await store.entries(head.row.key)
             logs[session_id] = [history.logged(entry, turns.get(entry.seq, "")) for entry in log]
     operations = history.read([path])
@@ -130,9 +133,9 @@ async def violations(server: Postgres, path: Path) -> list[history.Violation]:
     return history.check(operations, logs)
 
 
-async def test_a_server_that_stays_away_is_unavailable(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No await hangs: after its patience every call says that the store is away, and works once it is back."""
-    monkeypatch.setattr("saveslot.stores.postgres_server.PATIENCE", 1.0)
+async def test_server_outage_is_unavailable(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No await hangs: after the patience every call raises Unavailable, and works once the server is back."""
+    monkeypatch.setattr("saveslot.stores.postgres.connection.PATIENCE", 1.0)
     async with saveslot.open(server.url) as sessions:
         session = await sessions.create_session("agent")
         server.kill()
@@ -142,12 +145,12 @@ async def test_a_server_that_stays_away_is_unavailable(server: Postgres, monkeyp
             await sessions.get_session(session.session_id)
         server.start()
         await sessions.checkpoint(session, "turn", {"number": 1})
-        [made] = await sessions.history(session.session_id, name="turn")
-        assert made.data == {"number": 1}
+        [checkpoint] = await sessions.history(session.session_id, name="turn")
+        assert checkpoint.data == {"number": 1}
 
 
-async def test_two_managers_hold_and_take_over(server: Postgres) -> None:
-    """A session that one manager held and left behind is claimed by the other, from its last checkpoint."""
+async def test_orphan_is_claimed_by_another_manager(server: Postgres) -> None:
+    """A session that one manager held and abandoned is claimed by the other, from its last checkpoint."""
     one = await saveslot.open(server.url, worker_beat=0.2, worker_ttl=1)
     async with saveslot.open(server.url, worker_beat=0.2, worker_ttl=1) as two:
         session = await one.create_session("agent")

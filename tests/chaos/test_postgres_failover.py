@@ -1,4 +1,4 @@
-"""A replica takes over: synchronous replication loses nothing acknowledged, what asynchronous loses is reported."""
+"""A replica takes over: synchronous replication loses nothing acknowledged; asynchronous losses are reported."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 import saveslot
 from saveslot import HistoryLost, SessionManager, Unavailable
 from saveslot.stack import Postgres
-from saveslot.stores import postgres_server
-from saveslot.testing.proxy import Proxy
+from saveslot.stores.postgres import connection as postgres_connection
+from tests.harness.proxy import Proxy
 
 HANGS = 120
 AGENTS = 16
@@ -47,12 +47,12 @@ def pair() -> Iterator[Pair]:
 async def until(true: Callable[[], Awaitable[Any]]) -> Any:
     async with asyncio.timeout(HANGS):
         while True:
-            if found := await true():
-                return found
+            if value := await true():
+                return value
             await asyncio.sleep(0.01)
 
 
-async def asked(server: Postgres, statement: str) -> Any:
+async def result_of(server: Postgres, statement: str) -> Any:
     connection = await asyncpg.connect(server.url)
     try:
         return await connection.fetchval(statement)
@@ -62,43 +62,43 @@ async def asked(server: Postgres, statement: str) -> Any:
 
 async def synchronous(primary: Postgres) -> None:
     """From now on a commit is acknowledged when the replica has it."""
-    await asked(primary, "alter system set synchronous_standby_names = '*'")
-    await asked(primary, "select pg_reload_conf()")
-    await until(lambda: asked(primary, "select count(*) from pg_stat_replication where sync_state = 'sync'"))
+    await result_of(primary, "alter system set synchronous_standby_names = '*'")
+    await result_of(primary, "select pg_reload_conf()")
+    await until(lambda: result_of(primary, "select count(*) from pg_stat_replication where sync_state = 'sync'"))
 
 
 async def caught_up(primary: Postgres) -> None:
     behind = "select count(*) = 1 from pg_stat_replication where replay_lsn = pg_current_wal_lsn()"
-    await until(lambda: asked(primary, behind))
+    await until(lambda: result_of(primary, behind))
 
 
 class Agents:
     """Each saves its numbers as quickly as it can, and remembers which were acknowledged."""
 
     def __init__(self, sessions: SessionManager, ids: list[str]) -> None:
-        self.told: dict[str, list[int]] = {session_id: [] for session_id in ids}
+        self.acknowledged: dict[str, list[int]] = {session_id: [] for session_id in ids}
         self._sessions = sessions
         self._over = asyncio.Event()
         self._tasks = [asyncio.create_task(self._work(session_id)) for session_id in ids]
 
     async def _work(self, session_id: str) -> None:
         while not self._over.is_set():
-            number = len(self.told[session_id])
+            number = len(self.acknowledged[session_id])
             try:
                 await self._sessions.checkpoint(session_id, "turn", {"number": number})
             except Unavailable:
                 continue  # the same again: it is stored once
-            self.told[session_id].append(number)
+            self.acknowledged[session_id].append(number)
 
     async def further(self, by: int) -> None:
-        """Until each was acknowledged so many more."""
-        goal = {session_id: len(told) + by for session_id, told in self.told.items()}
+        """Wait until each has that many more acknowledged writes."""
+        goal = {session_id: len(answer) + by for session_id, answer in self.acknowledged.items()}
 
         async def reached() -> bool:
             for task in self._tasks:
                 if task.done():
                     task.result()
-            return all(len(told) >= goal[session_id] for session_id, told in self.told.items())
+            return all(len(answer) >= goal[session_id] for session_id, answer in self.acknowledged.items())
 
         await until(reached)
 
@@ -110,9 +110,9 @@ class Agents:
 
 @pytest.mark.faults
 async def test_synchronous_replication_loses_nothing(pair: Pair) -> None:
-    """The primary dies by kill -9 under load, the replica takes over: agents go on there, with all they were told.
+    """The primary dies by kill -9 under load, the replica takes over; agents continue there with all acknowledged data.
 
-    The former primary comes back as a replica, first among the hosts, and nobody writes to it.
+    The former primary comes back as a replica, first among the hosts, and nothing is written to it.
     """
     async with saveslot.open(pair.url) as sessions:
         await synchronous(pair.primary)
@@ -124,20 +124,20 @@ async def test_synchronous_replication_loses_nothing(pair: Pair) -> None:
         await agents.further(5)
         pair.primary.demote()
         await asyncio.to_thread(pair.primary.start)
-        pair.second.cut()  # everyone has to connect anew
+        pair.second.cut()  # everyone has to connect again
         await agents.further(5)
         await agents.end()
         async with saveslot.open(pair.url) as others:
-            for session_id, told in agents.told.items():
+            for session_id, answer in agents.acknowledged.items():
                 for reader in (sessions, others):
                     history = await reader.history(session_id, name="turn")
-                    assert [made.data["number"] for made in history] == told
-                    assert [made.seq for made in history] == list(range(2, len(told) + 2))
+                    assert [checkpoint.data["number"] for checkpoint in history] == answer
+                    assert [checkpoint.seq for checkpoint in history] == list(range(2, len(answer) + 2))
 
 
 @pytest.mark.faults
-async def test_what_asynchronous_replication_lost_is_reported(pair: Pair) -> None:
-    """The replica did not get the last entries: who was acknowledged them gets HistoryLost, who was not goes on."""
+async def test_asynchronous_losses_are_reported(pair: Pair) -> None:
+    """The replica lacks the last entries: callers that got them acknowledged get HistoryLost, others continue."""
     async with saveslot.open(pair.url, worker_beat=1, worker_ttl=60) as sessions:
         lost, kept, mixed = [
             await sessions.create_session("agent", session_id=name) for name in ("lost", "kept", "mixed")
@@ -148,7 +148,7 @@ async def test_what_asynchronous_replication_lost_is_reported(pair: Pair) -> Non
         await held.checkpoint("turn", {"number": 1})
         late = await sessions.create_session("agent", session_id="late")
         await caught_up(pair.primary)
-        pair.link.drop()  # and nobody tells the primary
+        pair.link.drop()  # and the primary does not learn of it
         taken = await sessions.take(late)
         for number in (2, 3):
             await sessions.checkpoint(lost, "turn", {"number": number})
@@ -156,11 +156,11 @@ async def test_what_asynchronous_replication_lost_is_reported(pair: Pair) -> Non
             await held.checkpoint("turn", {"number": number})
         await asyncio.to_thread(pair.primary.kill)
         await asyncio.to_thread(pair.replica.promote)
-        async with saveslot.open(pair.url) as others:  # who never saw what was lost writes over it
+        async with saveslot.open(pair.url) as others:  # a writer that never saw the lost entries writes over them
             for number in (20, 30, 40):
                 await others.checkpoint("mixed", "turn", {"number": number})
             for name in ("lost", "mixed"):
-                with pytest.raises(HistoryLost, match="was acknowledged, is not in the database any more"):
+                with pytest.raises(HistoryLost, match="was acknowledged, is no longer in the database"):
                     await sessions.checkpoint(name, "turn", {"number": 4})
             for holder in (held, taken):  # of the second one the new primary does not know that it holds anything
                 with pytest.raises(HistoryLost):
@@ -168,13 +168,13 @@ async def test_what_asynchronous_replication_lost_is_reported(pair: Pair) -> Non
             await sessions.checkpoint(kept, "turn", {"number": 2})
 
             async def numbers(reader: SessionManager, name: str) -> list[int]:
-                return [made.data["number"] for made in await reader.history(name, name="turn")]
+                return [checkpoint.data["number"] for checkpoint in await reader.history(name, name="turn")]
 
             assert await numbers(others, "lost") == [1]
             assert await numbers(others, "mixed") == [1, 20, 30, 40]
             assert await numbers(others, "held") == [1]
             assert await numbers(others, "kept") == [1, 2]
-            # Whoever was told, and has looked, goes on from what there is.
+            # A writer that got the error and has read again continues from what there is.
             session = await sessions.get_session("lost")
             assert session is not None
             await sessions.checkpoint(session, "turn", {"number": 2})
@@ -182,52 +182,48 @@ async def test_what_asynchronous_replication_lost_is_reported(pair: Pair) -> Non
 
 
 @pytest.mark.faults
-async def test_a_lost_answer_is_no_acknowledgement_before_the_replica_has_it(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An entry that only the primary has is not told as written, also not to who asks again after a crash of it."""
+async def test_entry_is_not_acknowledged_before_the_replica_has_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry that only the primary has is not reported as written, even to a retry after a crash."""
     async with saveslot.open(pair.url) as sessions:
         session = await sessions.create_session("agent", session_id="s")
         await sessions.checkpoint(session, "turn", {"number": 1})
         await synchronous(pair.primary)
         await sessions.checkpoint(session, "turn", {"number": 2})
         pair.link.refuse()  # the replica is away: nothing can be acknowledged
-        monkeypatch.setattr(postgres_server, "PATIENCE", 1.0)
-        monkeypatch.setattr(postgres_server, "SILENCE", 0.3)
-        told: list[int] = []
+        monkeypatch.setattr(postgres_connection, "PATIENCE", 1.0)
+        monkeypatch.setattr(postgres_connection, "SILENCE", 0.3)
+        items: list[int] = []
 
         async def try_three() -> None:
             try:
                 await sessions.checkpoint(session, "turn", {"number": 3})
             except Unavailable:
                 return
-            told.append(3)
+            items.append(3)
 
         await try_three()
         await asyncio.to_thread(pair.primary.kill)
         await asyncio.to_thread(pair.primary.start)
-        there = await asked(pair.primary, "select count(*) from saveslot.checkpoints where name = 'turn'")
-        assert there == 3  # written, and seen by whoever looks, but on one machine only
+        there = await result_of(pair.primary, "select count(*) from saveslot.checkpoints where name = 'turn'")
+        assert there == 3  # written, and visible to every reader, but on one machine only
         await try_three()
         await asyncio.to_thread(pair.primary.kill)
         await asyncio.to_thread(pair.replica.promote)
-        monkeypatch.setattr(postgres_server, "PATIENCE", 30.0)
+        monkeypatch.setattr(postgres_connection, "PATIENCE", 30.0)
         history = await sessions.history("s", name="turn")
-        assert [made.data["number"] for made in history] == [1, 2, *told]
-        if not told:  # the new primary waits for nobody
-            await asked(pair.replica, "alter system reset synchronous_standby_names")
-            await asked(pair.replica, "select pg_reload_conf()")
+        assert [checkpoint.data["number"] for checkpoint in history] == [1, 2, *items]
+        if not items:  # the new primary waits for no replica
+            await result_of(pair.replica, "alter system reset synchronous_standby_names")
+            await result_of(pair.replica, "select pg_reload_conf()")
             await sessions.checkpoint(session, "turn", {"number": 3})
             history = await sessions.history("s", name="turn")
-            assert [made.data["number"] for made in history] == [1, 2, 3]
+            assert [checkpoint.data["number"] for checkpoint in history] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("first", ["silent", "broken"])
-async def test_a_host_that_does_not_let_us_in_is_passed_over(
-    pair: Pair, first: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A first host that is silent, or has no server behind it, costs a moment; the one that takes writes is used."""
-    monkeypatch.setattr(postgres_server, "WELCOME", 1.0)
+async def test_unusable_host_is_skipped(pair: Pair, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first host that is silent or has no server costs a moment; the one that accepts writes is used."""
+    monkeypatch.setattr(postgres_connection, "WELCOME", 1.0)
     pair.primary.kill()
     pair.replica.promote()
     if first == "silent":
@@ -238,13 +234,11 @@ async def test_a_host_that_does_not_let_us_in_is_passed_over(
 
 
 @pytest.mark.faults
-async def test_a_held_session_goes_on_when_the_primary_falls_silent(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The primary's machine is gone without a word: worker and agent find the new one, and nobody loses a lease."""
-    monkeypatch.setattr(postgres_server, "SILENCE", 0.5)
-    monkeypatch.setattr(postgres_server, "WELCOME", 30.0)  # longer than a beat has
-    async with saveslot.open(pair.url, worker_beat=0.5, worker_ttl=3) as sessions:
+async def test_held_session_survives_a_silent_primary(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the primary's machine vanishes, worker and agent find the new one, and no lease is lost."""
+    monkeypatch.setattr(postgres_connection, "SILENCE", 0.5)
+    monkeypatch.setattr(postgres_connection, "WELCOME", 30.0)  # longer than a beat has
+    async with saveslot.open(pair.url, worker_beat=0.5, worker_ttl=10) as sessions:
         session = await sessions.create_session("agent")
         async with sessions.hold(session) as held:
             await held.checkpoint("turn", {"number": 1})
@@ -263,18 +257,18 @@ async def test_a_held_session_goes_on_when_the_primary_falls_silent(
                 await held.checkpoint("turn", {"number": 2})
             assert not held.lost.is_set()
         history = await sessions.history(session.session_id, name="turn")
-        assert [made.data["number"] for made in history] == [1, 2]
+        assert [checkpoint.data["number"] for checkpoint in history] == [1, 2]
 
 
-async def test_a_replica_is_not_taken_for_the_primary(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Named alone it is refused, since what it shows may be old; who wants to look says so, and cannot write."""
+async def test_replica_alone_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its data may be old, so it is refused unless the caller asks for read-only access, which cannot write."""
     async with saveslot.open(pair.primary.url) as sessions:
         session = await sessions.create_session("agent")
         await caught_up(pair.primary)
-    monkeypatch.setattr(postgres_server, "PATIENCE", 1.0)
-    with pytest.raises(Unavailable, match="takes no writes, as a replica; name the primary or all hosts"):
+    monkeypatch.setattr(postgres_connection, "PATIENCE", 1.0)
+    with pytest.raises(Unavailable, match="refuses writes, as a replica does; name the primary or all hosts"):
         await saveslot.open(pair.second.url)
     async with saveslot.open(f"{pair.second.url}?target_session_attrs=any") as sessions:
         assert await sessions.get_session(session.session_id) is not None
-        with pytest.raises(Unavailable, match="takes no writes"):
+        with pytest.raises(Unavailable, match="refuses writes"):
             await sessions.checkpoint(session, "turn", {"number": 1})

@@ -1,4 +1,4 @@
-"""The way to PostgreSQL fails: every await ends, nothing is lost or doubled, dead connections are replaced."""
+"""The network to PostgreSQL fails: every await ends, nothing is lost or doubled, dead connections are replaced."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ import pytest
 
 import saveslot
 from saveslot import SessionManager, Unavailable
-from saveslot.log import Group, Outcome, Verdict
-from saveslot.metrics import Counters
 from saveslot.stack import Postgres, Valkey
-from saveslot.stores import postgres_server
-from saveslot.stores.batches import LANES, Batches
-from saveslot.stores.joining import Joining
-from saveslot.stores.postgres import PostgresStore
+from saveslot.stores.postgres import PostgresStore, connection as postgres_connection
+from saveslot.stores.wire.batches import LANES, Batches
+from saveslot.stores.wire.joining import Joining
+from saveslot.stores.wire.metrics import Counters
 from saveslot.testing import Pen
-from saveslot.testing.proxy import Proxy
+from saveslot.values.log import Group, Outcome, Verdict, Wanted
+from tests.harness.proxy import Proxy
 
 pytestmark = pytest.mark.faults
 
-# What hangs, hangs for ever; whatever ends, ends long before this on the slowest machine.
+# A hanging call hangs forever; any other ends long before this on the slowest machine.
 HANGS = 120
 
 
@@ -42,10 +41,10 @@ def way(server: Postgres) -> Iterator[Proxy]:
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits long for a silent connection; all the other time is as it is in earnest."""
-    monkeypatch.setattr(postgres_server, "SILENCE", 0.3)
-    monkeypatch.setattr(postgres_server, "FAREWELL", 0.2)
-    monkeypatch.setattr(postgres_server, "BEAT", 0.5)
+    """Callers do not wait long for a silent connection; all other timeouts are the real ones."""
+    monkeypatch.setattr(postgres_connection, "SILENCE", 0.3)
+    monkeypatch.setattr(postgres_connection, "FAREWELL", 0.2)
+    monkeypatch.setattr(postgres_connection, "BEAT", 0.5)
 
 
 Patience = Callable[[float], None]
@@ -54,14 +53,14 @@ Patience = Callable[[float], None]
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> Patience:
     """To be short of, while nothing can succeed anyway."""
-    return lambda seconds: monkeypatch.setattr(postgres_server, "PATIENCE", seconds)
+    return lambda seconds: monkeypatch.setattr(postgres_connection, "PATIENCE", seconds)
 
 
 async def until(true: Callable[[], Awaitable[Any]]) -> Any:
     async with asyncio.timeout(HANGS):
         while True:
-            if found := await true():
-                return found
+            if value := await true():
+                return value
             await asyncio.sleep(0.01)
 
 
@@ -69,10 +68,10 @@ async def first(events: Any) -> Any:
     return await anext(aiter(events))
 
 
-async def test_who_is_cancelled_waits_for_nobody(server: Postgres, way: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for a server that is silent either; what it asked to be written is written all the same, once."""
-    monkeypatch.setattr(postgres_server, "SILENCE", 2 * HANGS)
-    monkeypatch.setattr(postgres_server, "FAREWELL", 2 * HANGS)
+async def test_cancellation_is_immediate(server: Postgres, way: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled caller does not wait, even for a silent server; its write still lands, once."""
+    monkeypatch.setattr(postgres_connection, "SILENCE", 2 * HANGS)
+    monkeypatch.setattr(postgres_connection, "FAREWELL", 2 * HANGS)
     store, eye = await PostgresStore.open(way.url), await PostgresStore.open(server.url)
     pen = Pen("cancelled", "alone")
     await store.append([group := pen.begin()])
@@ -85,8 +84,8 @@ async def test_who_is_cancelled_waits_for_nobody(server: Postgres, way: Proxy, m
         with pytest.raises(asyncio.CancelledError):
             await appending
     way.heal()
-    way.cut()  # those that were silent are told so
-    await until(lambda: eye.entries(pen.key, [(late.entries[0].seq,) * 2]))
+    way.cut()  # the silent connections end
+    await until(lambda: eye.entries(pen.key, Wanted([(late.entries[0].seq,) * 2])))
     assert [entry.append_id for entry in await eye.entries(pen.key)] == [pen.prev, late.entries[0].append_id]
     await store.close()
     await eye.close()
@@ -94,7 +93,7 @@ async def test_who_is_cancelled_waits_for_nobody(server: Postgres, way: Proxy, m
 
 @pytest.mark.parametrize("fault", ["drop", "lose_answers", "refuse"])
 async def test_every_await_ends(server: Postgres, way: Proxy, patience: Patience, fault: str) -> None:
-    """Whatever is asked while no answer comes ends in Unavailable, closing too, and nothing of it is doubled."""
+    """Every call made while no answer arrives ends in Unavailable, close too, and nothing is doubled."""
     async with asyncio.timeout(HANGS):
         sessions = await saveslot.open(way.url, namespace=fault, worker_beat=0.2, worker_ttl=1)
         session = await sessions.create_session("agent", session_id="s")
@@ -116,20 +115,20 @@ async def test_every_await_ends(server: Postgres, way: Proxy, patience: Patience
             "held": held.checkpoint("turn", {"number": 1}),
             "delete": sessions.delete_session(other.session_id),
         }
-        told = dict(zip(calls, await asyncio.gather(*calls.values(), return_exceptions=True), strict=True))
-        assert {what: type(error) for what, error in told.items()} == dict.fromkeys(calls, Unavailable)
+        answers = dict(zip(calls, await asyncio.gather(*calls.values(), return_exceptions=True), strict=True))
+        assert {what: type(error) for what, error in answers.items()} == dict.fromkeys(calls, Unavailable)
         await sessions.close()
         way.heal()
         patience(30)
         async with saveslot.open(way.url, namespace=fault) as again:
             history = await again.history("s")
-            assert [made.seq for made in history] == list(range(1, len(history) + 1))
-            assert [made.data for made in history if made.name == "turn"] in ([], [{"number": 1}])
+            assert [checkpoint.seq for checkpoint in history] == list(range(1, len(history) + 1))
+            assert [checkpoint.data for checkpoint in history if checkpoint.name == "turn"] in ([], [{"number": 1}])
 
 
 @pytest.mark.parametrize("noticed", ["cut", "silent"])
-async def test_a_lost_answer_is_found_again(server: Postgres, way: Proxy, noticed: str) -> None:
-    """What was written and not heard of is told as `already`, whether the connection breaks or just stays silent."""
+async def test_retry_after_a_lost_answer_is_already(server: Postgres, way: Proxy, noticed: str) -> None:
+    """A write whose answer was lost returns `already`, whether the connection broke or stayed silent."""
     store = await PostgresStore.open(way.url)
     try:
         pen = Pen("lost", noticed)
@@ -142,7 +141,7 @@ async def test_a_lost_answer_is_found_again(server: Postgres, way: Proxy, notice
             pen.saw(group)
         group = pen.group()
         way.lose_answers()
-        asked = asyncio.ensure_future(store.append([group]))
+        call = asyncio.ensure_future(store.append([group]))
         direct = await asyncpg.connect(server.url)
         there = "select count(*) from saveslot.checkpoints where append_id = $1"
         await until(lambda: direct.fetchval(there, group.entries[0].append_id))
@@ -155,7 +154,7 @@ async def test_a_lost_answer_is_found_again(server: Postgres, way: Proxy, notice
         if noticed == "cut":
             way.cut()
         async with asyncio.timeout(HANGS):
-            assert [verdict.outcome for verdict in await asked] == [Outcome.ALREADY]
+            assert [verdict.outcome for verdict in await call] == [Outcome.ALREADY]
         assert await direct.fetchval(there, group.entries[0].append_id) == 1
         await direct.close()
     finally:
@@ -166,8 +165,8 @@ async def saved(sessions: SessionManager, session_id: str, number: int) -> int:
     return (await sessions.checkpoint(session_id, "turn", {"number": number})).seq
 
 
-async def test_connections_that_died_without_a_word_are_replaced(way: Proxy) -> None:
-    """After one silence nobody trusts the connections of that time; all calls succeed, on new ones."""
+async def test_silently_dead_connections_are_replaced(way: Proxy) -> None:
+    """After one silence no connection of that time is trusted; all calls succeed, on new ones."""
     async with saveslot.open(way.url, namespace="silent") as sessions:
         ids = [(await sessions.create_session("agent")).session_id for _ in range(20)]
         way.delay(0.02)  # so that they all come to use
@@ -183,8 +182,8 @@ async def test_connections_that_died_without_a_word_are_replaced(way: Proxy) -> 
         assert way.accepted > before
 
 
-async def test_a_pool_of_the_callers_that_died_without_a_word(way: Proxy) -> None:
-    """The same with connections that are not ours: the silent one is left, and the next one is new."""
+async def test_silently_dead_callers_pool_is_replaced(way: Proxy) -> None:
+    """The same holds for a caller's connections: the silent one is dropped, and the next one is new."""
     async with asyncpg.create_pool(way.url, min_size=1, max_size=1) as pool, SessionManager(db_pool=pool) as sessions:
         session = await sessions.create_session("agent")
         way.forget()
@@ -192,8 +191,8 @@ async def test_a_pool_of_the_callers_that_died_without_a_word(way: Proxy) -> Non
             assert await saved(sessions, session.session_id, 1) == 2
 
 
-async def test_a_worker_beats_on_another_connection_when_its_own_died(way: Proxy) -> None:
-    """Its connection went silent: the next beat takes a new one, and the session stays held."""
+async def test_heartbeat_moves_to_a_new_connection(way: Proxy) -> None:
+    """When a worker's connection goes silent, the next heartbeat uses a new one, and the session stays held."""
     async with saveslot.open(way.url, namespace="beats", worker_beat=0.2, worker_ttl=3) as sessions:
         session = await sessions.create_session("agent")
         async with sessions.hold(session) as held:
@@ -208,13 +207,13 @@ async def test_a_worker_beats_on_another_connection_when_its_own_died(way: Proxy
             await held.checkpoint("turn", {"number": 1})
 
 
-async def test_broken_connections_are_asked_again(way: Proxy) -> None:
-    """Nobody is let in for a while: the call waits, knocks now and then, and succeeds as soon as it can."""
+async def test_refused_connections_are_retried(way: Proxy) -> None:
+    """While the server refuses connections the call retries, and succeeds as soon as it can."""
     async with saveslot.open(way.url, namespace="again") as sessions:
         session = await sessions.create_session("agent")
         way.refuse()
         before = way.accepted
-        asked = asyncio.ensure_future(sessions.checkpoint(session, "turn", {"number": 1}))
+        checkpoint = asyncio.ensure_future(sessions.checkpoint(session, "turn", {"number": 1}))
 
         async def knocked() -> bool:
             return way.accepted >= before + 5
@@ -222,11 +221,11 @@ async def test_broken_connections_are_asked_again(way: Proxy) -> None:
         await until(knocked)
         way.heal()
         async with asyncio.timeout(HANGS):
-            assert (await asked).seq == 2
+            assert (await checkpoint).seq == 2
 
 
-async def test_the_pool_keeps_its_limit(server: Postgres, way: Proxy) -> None:
-    """Forty agents on a slow way that is cut again and again: no more connections than the pool may have."""
+async def test_pool_keeps_its_limit(server: Postgres, way: Proxy) -> None:
+    """Forty agents on a slow, repeatedly cut network never use more connections than the pool allows."""
     direct = await asyncpg.connect(server.url)
     counted = "select count(*) from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()"
     async with saveslot.open(way.url, namespace="limit") as sessions:
@@ -249,9 +248,9 @@ async def test_the_pool_keeps_its_limit(server: Postgres, way: Proxy) -> None:
         async with asyncio.timeout(HANGS):
             assert await working == [2] * 40
         # Proxy and server may need a moment to notice that a connection is gone, hence the cuts' own.
-        assert 1 < way.most <= 2 * postgres_server.POOL
-        assert max(seen) <= 2 * postgres_server.POOL
-        assert seen[2] <= postgres_server.POOL
+        assert 1 < way.most <= 2 * postgres_connection.POOL
+        assert max(seen) <= 2 * postgres_connection.POOL
+        assert seen[2] <= postgres_connection.POOL
     await until(lambda: gone(direct, counted))
     await direct.close()
 
@@ -260,38 +259,40 @@ async def gone(direct: Any, counted: str) -> bool:
     return await direct.fetchval(counted) == 0
 
 
-async def test_who_waited_behind_an_outage_is_told_of_it() -> None:
-    """However many wait, nobody waits for one patience after the other: two questions are asked, and all are told."""
-    asked: list[int] = []
+async def test_waiters_fail_together_in_an_outage() -> None:
+    """However many callers wait, none waits for several patiences in a row: two queries are sent, and all get the
+    error.
+    """
+    collected: list[int] = []
     over = asyncio.Event()
 
     async def away(items: Sequence[Any]) -> list[Any]:
-        asked.append(len(items))
+        collected.append(len(items))
         await over.wait()
         raise Unavailable("away")
 
     groups: list[Group] = [Pen("n", f"s{n}").begin() for n in range(2000)]
     batches, joining = Batches(away, Counters()), Joining(away, Counters())
     landing: list[Awaitable[list[Verdict]]] = [batches.append([group]) for group in groups]
-    looking = [joining.heads([group.key]) for group in groups]
+    looking = [joining.answers([group.key]) for group in groups]
     clock = asyncio.get_running_loop().time
     began = clock()
     waiting = asyncio.gather(*landing, *looking, return_exceptions=True)
 
     async def full() -> bool:
-        return len(asked) == 2 * LANES
+        return len(collected) == 2 * LANES
 
     await until(full)
     await asyncio.sleep(2 * (clock() - began))  # all of them wait for most of the outage
     over.set()
     async with asyncio.timeout(HANGS):
         assert {type(error) for error in await waiting} == {Unavailable}
-    assert len(asked) <= 2 * LANES + 2  # and one of each for who came when the answer was there already
+    assert len(collected) <= 2 * LANES + 2  # and one of each for who came when the answer was there already
     await batches.close()
 
 
-async def test_valkey_behind_a_way_that_fails(tmp_path) -> None:
-    """The same proxy in front of Valkey: whatever it does, agents go on, and Valkey is used again afterwards."""
+async def test_valkey_on_a_failing_network(tmp_path) -> None:
+    """With the same proxy in front of Valkey agents continue, and Valkey is used again afterwards."""
     with Valkey() as server, Proxy(server.url) as way:
         async with saveslot.open(f"sqlite:///{tmp_path / 's.db'}", hot=way.url) as sessions:
             session = await sessions.create_session("agent")

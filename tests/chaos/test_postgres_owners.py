@@ -15,18 +15,21 @@ import pytest
 
 import saveslot
 from saveslot import Conflict, InvalidTransition, LeaseHeld, LeaseLost, SessionManager
-from saveslot.log import Group, Head, Outcome
-from saveslot.model import Kind
 from saveslot.stack import Postgres
 from saveslot.stores.postgres import PostgresStore
 from saveslot.testing import Pen
+from saveslot.values.kinds import Kind
+from saveslot.values.log import Group, Head, Outcome, Wanted
 
 CLAIMERS, ORPHANS = 8, 400
 # Entries of one zombie that are under way at a time, each from a connection of its own.
 FLIGHT = 3
-# Long enough for the slowest machine: nobody is taken for dead here but those whose time is set back.
+# Long enough for the slowest machine: only workers whose time is set back count as dead here.
 TIMING = {"worker_beat": 5, "worker_ttl": 60}
-SET_BACK = "update saveslot.workers set expires = expires - 3600000000"
+# A claimer judges no silent worker in its own first TTL.
+CLAIMING = {"worker_beat": 5, "worker_ttl": 20}
+SET_BACK_ALL = "update saveslot.workers set expires = expires - 3600000000"
+SET_BACK = f"{SET_BACK_ALL} where worker = $1"
 
 pytestmark = pytest.mark.faults
 
@@ -38,7 +41,7 @@ def server() -> Iterator[Postgres]:
 
 
 class Zombie:
-    """Goes on writing under its lease, several entries at a time, until it is told that it lost the session."""
+    """Keeps writing under its lease, several entries at a time, until it gets `LeaseLost`."""
 
     def __init__(self, head: Head, stores: list[PostgresStore]) -> None:
         row, last = head.row, head.last
@@ -66,11 +69,11 @@ class Zombie:
                     else:
                         left.append(group)  # it came before the one that it follows
                 flight = left
-            await asyncio.sleep(random.uniform(0, 0.2))
+            await asyncio.sleep(random.uniform(0.2, 1))
 
 
-async def test_each_orphan_is_claimed_once_and_its_zombie_writes_nothing_behind(server: Postgres) -> None:
-    """Eight claimers, 400 orphans whose owners still write: 400 claims, and of no zombie anything behind its claim."""
+async def test_each_orphan_is_claimed_once_and_its_zombie_is_fenced(server: Postgres) -> None:
+    """Eight claimers, 400 orphans whose owners still write: 400 claims, and no zombie's entry after its claim."""
     async with AsyncExitStack() as stack:
         dead = await stack.enter_async_context(saveslot.open(server.url, **TIMING))
         names = [f"s{n}" for n in range(ORPHANS)]
@@ -81,11 +84,13 @@ async def test_each_orphan_is_claimed_once_and_its_zombie_writes_nothing_behind(
             stack.push_async_callback(store.close)
         heads = [head for head in await stores[0].heads([("default", name) for name in names]) if head is not None]
         zombies = [Zombie(head, stores) for head in heads]
+        claimers = [await stack.enter_async_context(saveslot.open(server.url, **CLAIMING)) for _ in range(CLAIMERS)]
+        assert await asyncio.gather(*(sessions.claim() for sessions in claimers)) == [[]] * CLAIMERS
+        await asyncio.sleep(CLAIMING["worker_ttl"])
         writing = asyncio.gather(*(zombie.write() for zombie in zombies))
         direct = await asyncpg.connect(server.url)
         stack.push_async_callback(direct.close)
-        claimers = [await stack.enter_async_context(saveslot.open(server.url, **TIMING)) for _ in range(CLAIMERS)]
-        await direct.execute(SET_BACK)
+        await direct.execute(SET_BACK, heads[0].row.owner)
         claimed: Counter[str] = Counter()
 
         async def claim(sessions: SessionManager) -> None:
@@ -101,7 +106,7 @@ async def test_each_orphan_is_claimed_once_and_its_zombie_writes_nothing_behind(
             await writing
         assert claimed == dict.fromkeys(names, 1)
         for zombie in zombies:
-            log = await stores[0].entries(zombie.key, frames=False)
+            log = await stores[0].entries(zombie.key, Wanted(frames=False))
             assert [entry.seq for entry in log] == list(range(1, len(log) + 1))
             [claim_at] = [entry.seq for entry in log if entry.kind is Kind.CLAIMED]
             assert max(entry.seq for entry in log if entry.lease == zombie.lease) == claim_at - 1
@@ -111,8 +116,8 @@ async def test_each_orphan_is_claimed_once_and_its_zombie_writes_nothing_behind(
         assert sum(len(zombie.landed) for zombie in zombies) > ORPHANS
 
 
-# What one is told whom another one forestalled.
-FORESTALLED = (Conflict, InvalidTransition, LeaseHeld, LeaseLost)
+# Errors of a caller that another one was faster than.
+OVERTAKEN = (Conflict, InvalidTransition, LeaseHeld, LeaseLost)
 
 
 class Crowd:
@@ -122,7 +127,7 @@ class Crowd:
         self._managers, self._names = managers, names
         self._end = asyncio.get_running_loop().time() + seconds
         self.done: Counter[str] = Counter()
-        self.told: list[tuple[str, int, int]] = []  # session, seq and number of what was acknowledged
+        self.acknowledged: list[tuple[str, int, int]] = []  # session, seq and number of what was acknowledged
         self._number = 0
 
     async def run(self) -> None:
@@ -136,7 +141,7 @@ class Crowd:
         while asyncio.get_running_loop().time() < self._end:
             try:
                 await verb(sessions, random.choice(self._names))
-            except FORESTALLED as exc:
+            except OVERTAKEN as exc:
                 self.done[exc.code] += 1
             else:
                 self.done[verb.__name__] += 1
@@ -158,13 +163,13 @@ class Crowd:
 
     async def saved(self, held: saveslot.Held, name: str) -> None:
         data = self.data()
-        made = await held.checkpoint("held", data)
-        self.told.append((name, made.seq, data["number"]))
+        checkpoint = await held.checkpoint("held", data)
+        self.acknowledged.append((name, checkpoint.seq, data["number"]))
 
     async def save(self, sessions: SessionManager, name: str) -> None:
         data = self.data()
-        made = await sessions.checkpoint(name, "free", data)
-        self.told.append((name, made.seq, data["number"]))
+        checkpoint = await sessions.checkpoint(name, "free", data)
+        self.acknowledged.append((name, checkpoint.seq, data["number"]))
 
     async def change(self, sessions: SessionManager, name: str) -> None:
         session = await sessions.get_session(name, history=1)
@@ -200,7 +205,7 @@ async def test_no_deadlock_when_everything_changes_the_same_sessions(server: Pos
         crowd = Crowd(managers, names, seconds)
         running = asyncio.create_task(crowd.run())
         while not running.done():
-            await direct.execute(f"{SET_BACK} where random() < 0.3")
+            await direct.execute(f"{SET_BACK_ALL} where random() < 0.3")
             await asyncio.sleep(0.2)
         async with asyncio.timeout(120):
             await running
@@ -208,10 +213,10 @@ async def test_no_deadlock_when_everything_changes_the_same_sessions(server: Pos
         assert await direct.fetchval(deadlocks) == 0
         assert "deadlock" not in (server.folder / "log").read_text()
         assert {"own", "claim", "change", "beat", "sweep"} <= crowd.done.keys()
-        found: dict[tuple[str, int], int] = {}
+        by_key: dict[tuple[str, int], int] = {}
         for name in names:
-            for made in await managers[0].history(name):
-                if "number" in made.data:
-                    found[name, made.seq] = made.data["number"]
-        assert crowd.told
-        assert {(name, seq): number for name, seq, number in crowd.told}.items() <= found.items()
+            for checkpoint in await managers[0].history(name):
+                if "number" in checkpoint.data:
+                    by_key[name, checkpoint.seq] = checkpoint.data["number"]
+        assert crowd.acknowledged
+        assert {(name, seq): number for name, seq, number in crowd.acknowledged}.items() <= by_key.items()

@@ -10,11 +10,11 @@ import pytest
 import saveslot
 from saveslot.stack import Valkey
 from saveslot.stores.valkey import ValkeyStore
-from saveslot.testing import history
+from tests.harness import history
 
 KILLS = 10
 AGENTS = 8
-# So many more checkpoints are acknowledged before each kill: it comes at a busy moment.
+# Checkpoints acknowledged between two kills, so that each kill comes at a busy moment.
 BUSY = 60
 
 pytestmark = pytest.mark.faults
@@ -39,11 +39,11 @@ async def test_killed_servers_lose_nothing_acknowledged(tmp_path: Path) -> None:
                 with record.call("write", session_id, digest=digest(data)) as call:
                     while True:
                         try:
-                            made = await sessions.checkpoint(session_id, "turn", data)
+                            checkpoint = await sessions.checkpoint(session_id, "turn", data)
                             break
                         except saveslot.Unavailable:
                             continue  # the same again: it is stored once
-                    call.ok(seq=made.seq)
+                    call.ok(seq=checkpoint.seq)
                 saved[0] += 1
 
         async def look(store: ValkeyStore, session_id: str) -> None:
@@ -72,11 +72,13 @@ async def test_killed_servers_lose_nothing_acknowledged(tmp_path: Path) -> None:
             await asyncio.gather(*tasks)
             logs: dict[str, list[history.Logged]] = {}
             for name in ids:
-                told = {made.seq: digest(made.data) for made in await sessions.history(name, name="turn")}
+                by_key = {
+                    checkpoint.seq: digest(checkpoint.data) for checkpoint in await sessions.history(name, name="turn")
+                }
                 [head] = await store.heads([("default", name)])
                 assert head is not None
                 entries = await store.entries(head.row.key)
-                logs[name] = [history.logged(entry, told.get(entry.seq, "")) for entry in entries]
+                logs[name] = [history.logged(entry, by_key.get(entry.seq, "")) for entry in entries]
             await store.close()
     record.close()
     operations = history.read([tmp_path / "calls.jsonl"])

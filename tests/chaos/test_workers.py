@@ -20,10 +20,10 @@ import pytest
 
 import saveslot
 from saveslot import codec
-from saveslot.log import Entry
-from saveslot.model import Kind
 from saveslot.stores.sqlite import SqliteStore
-from saveslot.testing import history
+from saveslot.values.kinds import Kind
+from saveslot.values.log import Entry
+from tests.harness import history
 
 SCRIPT = str(Path(__file__).with_name("worker.py"))
 SCOPE = runpy.run_path(SCRIPT)
@@ -36,12 +36,12 @@ class Crew:
     """Worker processes, and what was done to them."""
 
     def __init__(self, plan: Any, size: int) -> None:
-        SPAWN.set_forkserver_preload(["saveslot.testing.killing", "saveslot.testing.history", "saveslot.stores.sqlite"])
+        SPAWN.set_forkserver_preload(["tests.harness.killing", "tests.harness.history", "saveslot.stores.sqlite"])
         self._plan = plan
         self._choice = random.Random(11)
         self.everyone: list[Process] = []
         self.working: list[Process] = []
-        self.stopped: dict[Process, float] = {}  # and when each goes on
+        self.stopped: dict[Process, float] = {}  # and when each continues
         self.struck: defaultdict[int, list[float]] = defaultdict(list)  # when each was killed, stopped or went on
         self.kills = self.stops = 0
         self.end = 0.0
@@ -152,8 +152,10 @@ async def found(plan: Any, path: Path) -> Found:
             assert head is not None
             everything.states[head.row.state] += 1
             everything.logs[session_id] = await store.entries(head.row.key)
-            told = [made for made in await sessions.history(session_id) if made.name.startswith("turn")]
-            everything.data[session_id] = {made.seq: made.data for made in told}
+            contents = [
+                checkpoint for checkpoint in await sessions.history(session_id) if checkpoint.name.startswith("turn")
+            ]
+            everything.data[session_id] = {result.seq: result.data for result in contents}
     return everything
 
 
@@ -179,9 +181,9 @@ def check(plan: Any, everything: Found) -> None:
         assert turns == list(range(1, plan.turns + 1)), session_id
     check_effects(plan, everything)
     operations = history.read(Path(plan.folder).glob("*.jsonl"))
-    told = [op for op in operations if op.op == "write" and op.outcome == "ok"]
-    assert len(told) > plan.sessions * plan.turns / 2
-    for op in told:
+    items = [op for op in operations if op.op == "write" and op.outcome == "ok"]
+    assert len(items) > plan.sessions * plan.turns / 2
+    for op in items:
         assert digest(everything.data[op.session][op.seq]) == op.digest, op
     logs = {
         session_id: [
@@ -231,8 +233,8 @@ def test_twenty_workers_struck_every_300_ms_finish_every_session(tmp_path):
     takeovers = taken_over(everything)
     assert min(crew.kills, crew.stops, len(takeovers) / 2) > 50
     assert crew.end - max(it.at for it in takeovers) < 20  # there was work to the end
-    # One who is stopped inside a commit stops all: nobody is taken for dead for that. (A few may be, who did not get to
-    # beat for a whole TTL because the machine was busy elsewhere.)
+    # A worker stopped inside a commit stops all writers, and none is declared dead for that. (A few may be that sent no
+    # heartbeat for a whole TTL because the machine was busy.)
     unstruck = [it for it in takeovers if not any(at <= it.at for at in crew.struck[it.pid])]
     assert len(unstruck) <= len(takeovers) / 20
 

@@ -1,4 +1,4 @@
-"""Owners that were taken for dead and are not: nothing that they write lands, and the log alone sees to that."""
+"""Owners wrongly declared dead: none of their writes land, and the log alone ensures that."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ import pytest
 
 import saveslot
 from saveslot import SessionManager
-from saveslot.log import Entry, Group, Outcome
-from saveslot.model import Kind
 from saveslot.stores.memory import MemoryStore
 from saveslot.stores.sqlite import SqliteStore
+from saveslot.stores.sqlite.file import connect
+from saveslot.values.kinds import Kind
+from saveslot.values.log import Entry, Group, Outcome
 
 TTL, BEAT = 1.0, 0.2
 SCRIPT = Path(__file__).with_name("holder.py")
@@ -53,9 +54,9 @@ class Zombie:
 
     def end(self) -> list[list[str]]:
         """What it still has to say."""
-        told, _ = self._process.communicate()
+        output, _ = self._process.communicate()
         assert self._process.returncode == 0
-        return [line.split() for line in told.splitlines()]
+        return [line.split() for line in output.splitlines()]
 
     def kill(self) -> None:
         self._process.kill()
@@ -86,8 +87,8 @@ async def created(url: str) -> None:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("how", ["careful", "blind"])
-async def test_a_zombie_cannot_write(tmp_path, started, how):
-    """An owner stopped for 2 TTL is refused with LeaseLost, and what the new owner wrote is all that there is."""
+async def test_zombie_cannot_write(tmp_path, started, how):
+    """An owner stopped for 2 TTL gets LeaseLost, and the log holds only the new owner's writes."""
     url = f"sqlite:///{tmp_path / 's.db'}"
     await created(url)
     started.append(zombie := await asyncio.to_thread(Zombie, url, how, 1))
@@ -108,8 +109,8 @@ async def test_a_zombie_cannot_write(tmp_path, started, how):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("how", ["careful", "blind"])
-async def test_a_zombie_with_appends_in_flight_cannot_write(tmp_path, started, how):
-    """Of an owner stopped while it saves, what was acknowledged stands before the claim, and nothing lands behind."""
+async def test_zombie_with_appends_in_flight_cannot_write(tmp_path, started, how):
+    """For an owner stopped while it saves, acknowledged entries come before the claim, and none lands after it."""
     path = tmp_path / "s.db"
     url = f"sqlite:///{path}"
     await created(url)
@@ -118,7 +119,7 @@ async def test_a_zombie_with_appends_in_flight_cannot_write(tmp_path, started, h
     said = [await asyncio.to_thread(zombie.line)]
     await asyncio.sleep(random.uniform(0.1, 0.3))
     zombie.stop()
-    while locked(path):  # inside a commit: nobody can write, and so nobody can claim
+    while locked(path):  # inside a commit: no process can write or claim
         zombie.go_on()
         await asyncio.sleep(random.uniform(0, 0.01))
         zombie.stop()
@@ -132,22 +133,22 @@ async def test_a_zombie_with_appends_in_flight_cannot_write(tmp_path, started, h
         history = await sessions.history("s")
     *said, last = said
     assert last == ["lost"]
-    told = {int(line[1]): int(line[2]) for line in said if line[0] == "ok"}
+    by_key = {int(line[1]): int(line[2]) for line in said if line[0] == "ok"}
     refused = [int(line[1]) for line in said if line[0] != "ok"]
     assert [line[0] for line in said if line[0] != "ok"] == ["lease_lost"] * 8
     stored = {c.data["n"]: c.seq for c in history if c.data.get("by") == "zombie"}
-    assert told
-    assert told.items() <= stored.items()
+    assert by_key
+    assert by_key.items() <= stored.items()
     assert max(stored.values()) < mine.seq - 1
-    # At most one was committed without the zombie hearing of it before the stop, and it is told what counts: stop.
-    assert len(stored.keys() - told.keys()) <= 1
-    assert stored.keys() - told.keys() <= set(refused)
+    # At most one was committed before the stop whose answer the zombie had not read; it gets the error that stops it.
+    assert len(stored.keys() - by_key.keys()) <= 1
+    assert stored.keys() - by_key.keys() <= set(refused)
     assert [c.data for c in history if c.seq >= mine.seq] == [{"by": "me"}, {"by": "me"}]
 
 
 def locked(path: Path) -> bool:
     """True while another process is inside a write transaction."""
-    connection = apsw.Connection(str(path))
+    connection = connect(str(path), None)
     try:
         connection.execute("begin immediate; rollback")
     except apsw.BusyError:
@@ -174,8 +175,8 @@ class Mute:
 
 
 @pytest.mark.parametrize("backend", ["memory", "sqlite"])
-async def test_the_log_alone_refuses_a_dead_owner(tmp_path, backend):
-    """Past every check of the manager: whatever names the dead owner's lease and what it had seen is told `fenced`."""
+async def test_log_alone_fences_a_dead_owner(tmp_path, backend):
+    """Bypassing the manager's checks, any write with the dead owner's lease and last seen entry gets `fenced`."""
     store = MemoryStore() if backend == "memory" else await SqliteStore.open(str(tmp_path / "s.db"))
     timing = {"worker_ttl": 0.4, "worker_beat": 0.1}
     silent = Mute(store)
@@ -190,7 +191,7 @@ async def test_the_log_alone_refuses_a_dead_owner(tmp_path, backend):
         return Entry(seq, os.urandom(16), kind, "late", fence=seen.row.fence, lease=seen.row.lease)
 
     async def tried() -> list[Outcome]:
-        """Three entries in flight, each behind the one before, and one of each other kind that an owner writes."""
+        """Three entries in flight, each after the one before, and one of each other kind that an owner writes."""
         late, prev = [], seen.last.append_id
         for seq in range(seen.last.seq + 1, seen.last.seq + 4):
             late.append(Group(seen.row.key, prev, [entry(seq)]))
@@ -223,8 +224,10 @@ async def test_the_log_alone_refuses_a_dead_owner(tmp_path, backend):
 
 
 @pytest.mark.faults
-async def test_a_worker_stopped_inside_a_commit_costs_nobody_a_session(tmp_path):
-    """While nobody can write nobody can beat: that outage ends with the stop, and no worker is taken for dead."""
+async def test_worker_stopped_in_a_commit_costs_no_session(tmp_path):
+    """While it blocks all writes no worker can renew: that outage ends with the stop, and no worker is
+    declared dead.
+    """
     path = str(tmp_path / "s.db")
     names = [f"s{n}" for n in range(6)]
 
@@ -247,7 +250,7 @@ async def test_a_worker_stopped_inside_a_commit_costs_nobody_a_session(tmp_path)
 
     tasks = [asyncio.create_task(claiming(worker)) for worker in workers]
     await asyncio.sleep(2.5)  # by now each has seen the store up for one TTL
-    stopped = apsw.Connection(path)
+    stopped = connect(path, None)
     stopped.execute("begin immediate")
     await asyncio.sleep(1)
     workers.append(await opened())  # one that comes when it has begun already

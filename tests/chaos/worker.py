@@ -1,7 +1,6 @@
-"""A worker as its users write one: it claims sessions, works on each in turns, and may die or stand still anywhere.
+"""A worker as users write one: it claims sessions, works on each in turns, and may die or stop anywhere.
 
-Whoever starts it hands over `PLAN`. It ends when no session is active any more; an error that it does not expect ends
-it too, with a traceback.
+Its parent passes `PLAN`. It ends when no session is active any more; an unexpected error ends it too, with a traceback.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ import msgspec
 
 import saveslot
 from saveslot.errors import LeaseLost, Unavailable
-from saveslot.testing.history import Effect, Recorder
+from tests.harness.history import Effect, Recorder
 
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Plan(NamedTuple):
     url: str
-    folder: str  # where it records what it asked for and was told, and the ledger is
+    folder: str  # of the records of its calls and their answers, and of the ledger
     name: str
     sessions: int
     turns: int
@@ -92,12 +91,12 @@ class Worker:
                     await self.turn(held, session_id, turn + 1)
                     await self.look()
                     if random.random() < 0.1:
-                        return  # let go; whoever claims it goes on
+                        return  # released; its next claimer continues
                 with self._record.call("complete", session_id) as call:
                     await held.complete({"turns": turn})
-                    call.ok(seq=held._seq)  # noqa: SLF001
+                    call.ok(seq=held._log.at.seq)  # noqa: SLF001
         except (LeaseLost, Unavailable):
-            return  # someone else goes on
+            return  # another worker continues
 
     async def turn(self, held: saveslot.Held, session_id: str, turn: int) -> None:
         happen = self._ledger.happen
@@ -112,11 +111,11 @@ class Worker:
         await held.step("mail", mail, key=str(turn))
         data = {"turn": turn, "by": self._plan.name, "text": random.randbytes(random.randrange(8, 300)).hex()}
         with self._record.call("write", session_id, digest=digest(data)) as call:
-            made = await held.checkpoint(f"turn {turn}", data)
-            call.ok(seq=made.seq)
+            checkpoint = await held.checkpoint(f"turn {turn}", data)
+            call.ok(seq=checkpoint.seq)
 
     async def look(self) -> None:
-        """What any reader sees is never older than what anyone was told."""
+        """No reader sees a state older than one that was acknowledged."""
         session_id = f"s{random.randrange(self._plan.sessions)}"
         with self._record.call("read", session_id) as call:
             session = await self._sessions.get_session(session_id, history=1)

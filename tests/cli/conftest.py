@@ -1,8 +1,9 @@
-"""One small store with every kind of session, copied for each test; the command run in this process, or as one."""
+"""A small store with every kind of session, copied for each test; the command in this process, or as a subprocess."""
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import os
 import pty
@@ -91,7 +92,7 @@ def template(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path, monkeypatch):
-    """No setting of this machine or its user reaches a test."""
+    """Isolate tests from this machine's and user's settings."""
     for name in ("SAVESLOT_URL", "SAVESLOT_HOT", "SAVESLOT_NAMESPACE", "NO_COLOR", "FORCE_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
@@ -164,8 +165,9 @@ class Terminal:
         )
         os.close(slave)
         self.raw = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end inside a character
 
-    def until(self, text: str, patience: float = 20) -> str:
+    def until(self, text: str, patience: float = 60) -> str:
         end = monotonic() + patience
         while text not in self.seen and monotonic() < end and self._read():
             pass
@@ -175,7 +177,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def end(self, patience: float = 20) -> int:
+    def end(self, patience: float = 60) -> int:
         while self._read():
             pass
         code = self.process.wait(patience)
@@ -184,7 +186,7 @@ class Terminal:
 
     @property
     def seen(self) -> str:
-        """What a person saw, without colours."""
+        """The screen's text, without colours."""
         return ESCAPES.sub("", self.raw).replace("\r\n", "\n")
 
     def _read(self) -> bool:
@@ -192,7 +194,7 @@ class Terminal:
             data = os.read(self._master, 65536)
         except OSError:  # the other side is closed
             return False
-        self.raw += data.decode()
+        self.raw += self._decoder.decode(data)
         return bool(data)
 
 

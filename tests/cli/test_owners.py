@@ -1,4 +1,4 @@
-"""Who holds a session, as ls, show, log, stats and top tell it."""
+"""Session owners in ls, show, log, stats and top."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ME = f"{socket.gethostname()}:{os.getpid()}"
 
 @pytest.fixture
 def held(samples):
-    """lesson-1 in the hands of this process, with a step and a checkpoint of its own."""
+    """lesson-1 held by this process, with its own step and checkpoint."""
     with blocking.open(samples.url) as sessions, sessions.hold("lesson-1") as held:
         held.step("ask", lambda: "3/4", key="turn-1")
         held.checkpoint("resumed", {"tries": 1})
@@ -33,12 +33,12 @@ async def leave(url: str, session_id: str) -> None:
 
 @pytest.fixture
 def orphaned(samples) -> None:
-    """lesson-1 left by a worker that is no more."""
+    """lesson-1, an orphan of a dead worker."""
     asyncio.run(leave(samples.url, "lesson-1"))
 
 
-def test_a_list_names_owners_where_there_are_any(run, held):
-    """A column for the worker, empty for what nobody holds; without a holder there is no such column."""
+def test_ls_shows_owners_if_any(run, held):
+    """The worker column is empty for unowned sessions, and absent if no session is held."""
     header, *rows = run("ls").out.splitlines()
     assert header.split()[:5] == ["ID", "STATE", "AGENT", "USER", "OWNER"]
     assert [ME in row for row in rows] == [False, False, False, True]
@@ -46,17 +46,17 @@ def test_a_list_names_owners_where_there_are_any(run, held):
     assert "OWNER" not in run("ls").out
 
 
-def test_an_orphan_is_marked(run, orphaned):
-    """In the list, in `show` and in JSON: nothing is left of its owner's time."""
+def test_orphans_are_marked(run, orphaned):
+    """The list, `show` and JSON mark it: its owner has no time left."""
     assert f"orphan of {ME}" in run("ls").out
-    assert f"orphan of {ME}, which held it for 0s and is silent" in run("show", "lesson-1").out
-    told = json.loads(run("show", "lesson-1", "--json").out)
-    assert told["owner"] == {"worker": ME, "left": 0.0}
-    assert "1, 1 of them by workers that died" in run("stats").out
+    assert f"orphan of {ME}, which held it for 0s and is dead" in run("show", "lesson-1").out
+    answer = json.loads(run("show", "lesson-1", "--json").out)
+    assert answer["owner"] == {"worker": ME, "left": 0.0, "fence": 1, "since": None}
+    assert "0 by live workers, 1 orphaned" in run("stats").out
 
 
-def test_a_session_is_shown_with_who_holds_it(run, held):
-    """Who, and for how long; in JSON how many seconds its owner has at least."""
+def test_show_names_the_owner(run, held):
+    """It names the owner and how long it holds; JSON has the owner's remaining seconds."""
     assert f"\nheld by {ME} for 0s\n" in run("show", "lesson-1").out
     owner = json.loads(run("show", "lesson-1", "--json").out)["owner"]
     assert owner["worker"] == ME
@@ -65,11 +65,11 @@ def test_a_session_is_shown_with_who_holds_it(run, held):
     assert "held by" not in run("show", "nightly").out
 
 
-def test_a_whole_log_names_the_owner_of_each_entry(run, held):
-    """From the entry that took the session to the one that let it go; steps say their key."""
+def test_log_names_the_owner_of_each_entry(run, held):
+    """The owner is named from the take to the release; steps show their key."""
     held.release()
-    told = json.loads(run("log", "lesson-1", "--all", "--json").out)
-    assert [(line["kind"], line["owner"]) for line in told[6:]] == [
+    answer = json.loads(run("log", "lesson-1", "--all", "--json").out)
+    assert [(line["kind"], line["owner"]) for line in answer[6:]] == [
         ("rollback", None),
         ("taken", ME),
         ("step_finished", ME),
@@ -82,15 +82,15 @@ def test_a_whole_log_names_the_owner_of_each_entry(run, held):
     assert "OWNER" not in run("log", "lesson-1").out
 
 
-def test_a_cut_log_still_knows_the_owner(run, held):
-    """The entry that took the session may lie before what is shown."""
+def test_limited_log_still_names_the_owner(run, held):
+    """The entry that took the session may come before the ones shown."""
     [line] = json.loads(run("log", "lesson-1", "--all", "--json", "-n", "1").out)
     assert (line["name"], line["owner"]) == ("resumed", ME)
     assert ME in run("log", "lesson-1", "--all", "-n", "1").out
 
 
-def test_a_takeover_says_from_whom(run, orphaned, samples):
-    """The log names the one who died beside the one who claimed."""
+def test_takeover_names_the_former_owner(run, orphaned, samples):
+    """The log names the dead worker beside the one that claimed."""
 
     async def claim() -> None:
         opened = saveslot.open(samples.url, worker_beat=0.1, worker_ttl=0.5)
@@ -99,12 +99,12 @@ def test_a_takeover_says_from_whom(run, orphaned, samples):
 
     asyncio.run(claim())
     lines = run("log", "lesson-1", "--all").out.splitlines()
-    assert lines[-2].endswith(f"from {ME}")
+    assert f"from {ME}, silent for " in lines[-2]
     assert f"session_completed  {ME}" in lines[-1]
 
 
 def test_top_names_owners_and_orphans(terminal, held, run, samples):
-    """Owners, the newest checkpoint, and the totals; a look later also what became an orphan."""
+    """It shows owners, the newest checkpoint and totals, and on the next refresh new orphans."""
     view = terminal("top", "--every", "0.1", columns=160)
     shown = view.until(ME)
     assert "1 worker  1 held  0 orphaned" in shown
@@ -114,13 +114,13 @@ def test_top_names_owners_and_orphans(terminal, held, run, samples):
     assert run("fork", "lesson-1", "--as", "left").code == 0
     asyncio.run(leave(samples.url, "left"))
     view.until(f"orphan of {ME}")
-    view.until("2 held  1 orphaned")
+    view.until("1 held  1 orphaned")
     view.type("\x03")
     assert view.end() == 130
 
 
-def test_top_in_a_pipe_has_owners(run, held):
-    """The same list as `ls`, newest sign of life first."""
+def test_top_in_a_pipe_shows_owners(run, held):
+    """It prints the same list as `ls`, newest heartbeat first."""
     first = run("top").out.splitlines()[1]
     assert first.startswith("lesson-1 ")
     assert ME in first

@@ -13,9 +13,9 @@ import asyncpg
 import pytest
 
 import saveslot
-from saveslot.cli import checkup_postgres
 from saveslot.stack import Postgres
-from saveslot.testing.proxy import Proxy
+from saveslot.stores.postgres import checkup as checkup_postgres
+from tests.harness.proxy import Proxy
 
 
 @pytest.fixture(scope="module")
@@ -54,25 +54,25 @@ def until(true: Callable[[], Any]) -> None:
         time.sleep(0.02)
 
 
-def test_doctor_tells_how_far_a_replica_is_behind(run, pair, monkeypatch):
+def test_doctor_shows_how_far_a_replica_lags(run, pair, monkeypatch):
     """One that keeps up is well; one whose link is dead is a warning, by what it has not got."""
     primary, link, replica = pair
     asyncio.run(saved(primary.url, 10))
     until(
         lambda: sql(primary.url, "select count(*) = 1 from pg_stat_replication where replay_lsn = pg_current_wal_lsn()")
     )
-    told = findings(run("doctor", "--json", "--store", primary.url))["replicas"]
-    assert (told["state"], told["told"]) == ("ok", "1, none far behind")
-    assert "walreceiver (async)" in told["details"][0]
+    findings_by_name = findings(run("doctor", "--json", "--store", primary.url))["replicas"]
+    assert (findings_by_name["state"], findings_by_name["text"]) == ("ok", "1, none far behind")
+    assert "walreceiver (async)" in findings_by_name["details"][0]
     here = run("doctor", "--json", "--store", replica.url)
     assert here.code == 1
-    assert "read only; lag 0.0 s" in findings(here)["replica"]["told"]
+    assert "read only; lag 0.0 s" in findings(here)["replica"]["text"]
     assert findings(here)["recipes"]["state"] == "ok"
     both = f"{primary.url},{replica.url.partition('host=')[2]}"
     assert "replica" not in findings(run("doctor", "--json", "--store", both.replace("host=", "host=/nowhere,")))
     monkeypatch.setattr(checkup_postgres, "BEHIND", 10_000)
     link.drop()
     asyncio.run(saved(primary.url, 10_000))
-    told = findings(run("doctor", "--json", "--store", primary.url))["replicas"]
-    assert (told["state"], told["told"]) == ("warning", "1 replica, some far behind")
-    assert "a failover now would lose" in told["advice"][0]
+    findings_by_name = findings(run("doctor", "--json", "--store", primary.url))["replicas"]
+    assert (findings_by_name["state"], findings_by_name["text"]) == ("warning", "1 replica, some far behind")
+    assert "a failover now would lose" in findings_by_name["advice"][0]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
+
 import saveslot
-from saveslot.cli.looking import short_ids
-from saveslot.cli.words import age, bar, duration, flat, many, size, span, sparkline
+from saveslot.cli.sessions import short_ids
+from saveslot.cli.words import age, bar, duration, flat, sparkline
+from saveslot.values.words import many, size, span
 
 
 def test_a_list_on_a_terminal(terminal, samples):
@@ -31,11 +34,62 @@ def test_no_color_means_no_color(terminal, samples):
 
 
 def test_a_narrow_terminal_keeps_one_line_a_session(terminal, samples):
-    """Cells are cut, never wrapped."""
+    """Columns are left out, those that matter least first; no id is cut."""
     shown = terminal("ls", columns=60)
     assert shown.end() == 0
+    assert shown.seen.splitlines()[0].split() == ["ID", "STATE", "AGENT", "ENTRIES", "AGE"]
     assert len(shown.seen.splitlines()) == 5
     assert all(len(line) <= 60 for line in shown.seen.splitlines())
+    narrow = terminal("ls", columns=36)
+    assert narrow.end() == 0
+    assert narrow.seen.splitlines()[0].split() == ["ID", "STATE"]
+    assert "mail:cleo@example.org  ‖ paused" in narrow.seen
+
+
+def test_generated_ids_are_whole_on_a_narrow_terminal(terminal, samples, run):
+    """Columns are left out for them. With no room for a state beside it, an id is shown as far as it is unique."""
+    created = [run("create", "tutor").out.strip() for _ in range(3)]
+    for columns in (100, 80, 60, 52):
+        shown = terminal("ls", columns=columns)
+        assert shown.end() == 0
+        printed = {line.split()[0] for line in shown.seen.splitlines()[1:]}
+        assert printed >= set(created), columns
+        assert "✓ completed" in shown.seen
+        assert all(len(line) <= columns for line in shown.seen.splitlines())
+    for columns in (50, 40):
+        shown = terminal("ls", columns=columns)
+        assert shown.end() == 0
+        printed = {line.split()[0] for line in shown.seen.splitlines()[1:]}
+        assert all(len([text for text in printed if name.startswith(text)]) == 1 for name in created), columns
+
+
+def test_long_output_goes_through_the_pager(terminal, samples):
+    """Only what does not fit, only on a terminal, and not with --no-pager; the notes come after it."""
+    pager = {"PAGER": "sed 's/^/> /'"}
+    paged = terminal("show", "lesson-1@answered", "--full", rows=20, **pager)
+    assert paged.end() == 0
+    assert all(line.startswith("> ") for line in paged.seen.splitlines())
+    assert "\x1b[" in paged.raw
+    for argv, rows in ((["--full", "--no-pager"], 20), (["--full"], 100), (["--json"], 20)):
+        plain = terminal("show", "lesson-1@answered", *argv, rows=rows, **pager)
+        assert plain.end() == 0
+        assert "> " not in plain.seen, argv
+
+
+def test_leaving_the_pager_early_is_not_an_error(terminal, samples):
+    """Its reader has seen enough: nothing is reported, and the exit code is 0."""
+    left = terminal("log", "lesson-1", "--all", rows=3, PAGER="true")
+    assert left.end() == 0
+    assert left.seen == ""
+
+
+def test_output_is_printed_without_a_pager(terminal, samples):
+    """If the program is not there, or TERM is dumb, it is printed as it is."""
+    for env in ({"PAGER": "no-such-pager"}, {"PAGER": ""}, {"PAGER": "sed s/^/>/", "TERM": "dumb"}):
+        printed = terminal("log", "lesson-1", rows=3, **env)
+        assert printed.end() == 0
+        assert "session_created" in printed.seen
+        assert ">" not in printed.seen
 
 
 def test_json_on_a_terminal_is_json(terminal, samples):
@@ -69,22 +123,22 @@ def test_json_on_a_terminal_hides_and_moves_nothing(terminal, samples, run):
     assert "a\\x9b31mb\\u202ec\\u200bd" in shown.seen
 
 
-def test_long_ids_give_way(terminal, samples):
-    """State, numbers and ages are whole beside an id of 200 characters."""
+def test_long_ids_are_folded(terminal, samples):
+    """An id of 200 characters takes several lines; state, numbers and ages beside it are whole."""
 
     async def save() -> None:
         async with saveslot.open(samples.url) as sessions:
             await sessions.create_session("researcher", "dora", session_id="x" * 200)
 
     asyncio.run(save())
-    shown = terminal("ls", columns=80)
+    shown = terminal("ls", columns=90)
     assert shown.end() == 0
     header, row, *_ = shown.seen.splitlines()
-    assert header.split()[:7] == ["ID", "STATE", "AGENT", "USER", "ENTRIES", "AGE", "SEEN"]
-    assert row.split()[0].endswith("x…")
+    assert header.split()[:6] == ["ID", "STATE", "AGENT", "USER", "ENTRIES", "AGE"]
     assert row.split()[1:6] == ["●", "active", "researcher", "dora", "1"]
+    assert shown.seen.count("x") == 200 + 1  # cleo@example.org
     assert "✓ completed" in shown.seen
-    assert all(len(line) <= 80 for line in shown.seen.splitlines())
+    assert all(len(line) <= 90 for line in shown.seen.splitlines())
 
 
 def test_a_long_state_is_folded_and_unfolded(terminal, samples):
@@ -101,7 +155,7 @@ def test_a_long_state_is_folded_and_unfolded(terminal, samples):
 
 
 def test_a_difference_is_coloured(terminal, samples):
-    """What went is red and struck, what came green and underlined, without brackets."""
+    """Removed text is red and struck, added text green and underlined, without brackets."""
     shown = terminal("diff", "lesson-1@2", "@4")
     assert shown.end() == 0
     assert "\x1b[9;31mfood" in shown.raw
@@ -114,27 +168,27 @@ def test_a_difference_is_coloured(terminal, samples):
 
 def test_rm_asks_first(terminal, samples, run):
     """Anything but yes keeps the session."""
-    asked = terminal("rm", "nightly")
-    asked.until("delete it? [y/N]")
-    asked.type("n\n")
-    assert asked.end() == 1
-    assert "nothing was deleted" in asked.seen
+    query = terminal("rm", "nightly")
+    query.until("delete it? [y/N]")
+    query.type("n\n")
+    assert query.end() == 1
+    assert "nothing was deleted" in query.seen
     assert run("show", "nightly").code == 0
-    asked = terminal("rm", "nightly")
-    asked.until("delete it? [y/N]")
-    asked.type("y\n")
-    assert asked.end() == 0
+    query = terminal("rm", "nightly")
+    query.until("delete it? [y/N]")
+    query.type("y\n")
+    assert query.end() == 0
     assert run("show", "nightly").code == 5
 
 
 def test_rm_shows_the_whole_id_it_asks_about(terminal, samples, run):
     """A beginning is enough where a person sees what is meant."""
     run("rm", "lesson-1", "--yes")
-    asked = terminal("rm", "lesson-1")
-    seen = asked.until("delete it? [y/N]")
+    query = terminal("rm", "lesson-1")
+    seen = query.until("delete it? [y/N]")
     assert "  lesson-10  grader" in seen
-    asked.type("n\n")
-    assert asked.end() == 1
+    query.type("n\n")
+    assert query.end() == 1
     assert run("show", "lesson-10").code == 0
 
 
@@ -145,13 +199,13 @@ def test_top_is_live_until_ctrl_c(terminal, samples):
 
     async def save() -> None:
         async with saveslot.open(samples.url) as sessions:
-            made = await sessions.create_session("newcomer", session_id="late")
+            session = await sessions.create_session("newcomer", session_id="late")
             for n in range(5):
-                await sessions.checkpoint(made, "tick", {"n": n})
+                await sessions.checkpoint(session, "tick", {"n": n})
 
     asyncio.run(save())
     view.until("newcomer")
-    view.until("▁█")
+    view.until("█")
     view.type("\x03")
     assert view.end() == 130
     assert view.raw.endswith("\x1b[?25h\x1b[?1049l")  # the cursor is back, and so is what was on the screen
@@ -191,3 +245,10 @@ def test_words():
     assert sparkline([0, 1, 2]) == "▁▄█"
     assert sparkline([]) == ""
     assert age(saveslot.AgentSession("x").created_at) == "0s"
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "5"])
+def test_help_ends_on_a_terminal_without_columns(spawn, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    out, _ = spawn("ls", "--help").communicate(timeout=60)
+    assert "--json" in out

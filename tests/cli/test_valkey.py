@@ -60,38 +60,38 @@ def test_the_commands_work_on_it(run, server):
 
 def test_doctor_says_what_its_persistence_means(run, server):
     """From nothing to all of it, each with what to do; only what is always synced is fine."""
-    asked = ("doctor", "--json", "--store", server.url)
-    told = findings(run(*asked))
-    assert {what: finding["state"] for what, finding in told.items()} == {
+    query = ("doctor", "--json", "--store", server.url)
+    findings_by_name = findings(run(*query))
+    assert {what: finding["state"] for what, finding in findings_by_name.items()} == {
         "server": "ok", "persistence": "warning", "memory": "ok", "format": "ok", "content": "ok", "recipes": "ok",
     }  # fmt: skip
-    assert told["content"]["told"] == "3 sessions, 9 entries"
+    assert findings_by_name["content"]["text"] == "3 sessions, 9 entries"
     for settings, state, words in [
-        ({}, "warning", "everything is gone"),
+        ({}, "warning", "loses everything"),
         ({"save": "3600 1"}, "warning", "since the last one"),
         ({"appendonly": "yes", "appendfsync": "everysec"}, "warning", "last second"),
         ({"appendfsync": "always"}, "ok", "acknowledged is durable"),
     ]:
         configured(server, **settings)
-        found = findings(run(*asked))["persistence"]
-        assert (found["state"], words in found["told"]) == (state, True), found
-        assert bool(found["advice"]) == (state == "warning")
+        findings_by_name = findings(run(*query))["persistence"]
+        assert (findings_by_name["state"], words in findings_by_name["text"]) == (state, True), findings_by_name
+        assert bool(findings_by_name["advice"]) == (state == "warning")
 
 
 def test_doctor_names_what_endangers_sessions(run, server):
     """A policy that drops them, no limit, a newer format, damage, no server; and never a password."""
-    asked = ("doctor", "--json", "--store", server.url)
+    query = ("doctor", "--json", "--store", server.url)
     configured(server, maxmemory_policy="allkeys-lru")
-    assert findings(run(*asked))["memory"]["state"] == "problem"
+    assert findings(run(*query))["memory"]["state"] == "problem"
     configured(server, maxmemory="0", maxmemory_policy="noeviction")
-    assert findings(run(*asked))["memory"]["state"] == "warning"
+    assert findings(run(*query))["memory"]["state"] == "warning"
     with valkey.Valkey(port=server.port) as client:
-        client.hset("saveslot:{store}:counters", "format", "2")
-        assert findings(run(*asked))["format"]["state"] == "problem"
-        client.hset("saveslot:{store}:counters", "format", "1")
+        client.hset("saveslot:{store}:counters", "format", "4")
+        assert findings(run(*query))["format"]["state"] == "problem"
+        client.hset("saveslot:{store}:counters", "format", "3")
         [name, *_] = client.keys("saveslot:{store}:session:*")
         client.hset(name, "f2", "scribbled over")
-        answer = run(*asked)
+        answer = run(*query)
         assert (answer.code, findings(answer)["recipes"]["state"]) == (1, "problem")
         client.config_set("requirepass", HUSH)
     secret = server.url.replace("//", f"//:{HUSH}-wrong@")
@@ -99,3 +99,11 @@ def test_doctor_names_what_endangers_sessions(run, server):
     assert (answer.code, findings(answer)["server"]["state"]) == (1, "problem")
     assert HUSH not in answer.out + answer.err
     assert findings(run("doctor", "--json", "--store", "valkey://127.0.0.1:1"))["server"]["state"] == "problem"
+
+
+def test_namespaces_and_ids_are_completed(run, server):
+    """A shell is offered what the Valkey holds."""
+    assert run("create", "tutor", "--store", server.url, "--namespace", "school-7").code == 0
+    offered = run("__complete", "ls", "--store", server.url, "--namespace", "").out.split()
+    assert offered == ["begin", "default", "school-7"]
+    assert "\nlesson-2\ttutor, active\n" in run("__complete", "show", "--store", server.url, "less").out

@@ -1,7 +1,7 @@
-"""Makes the dictionary for small frames: `python tests/codec/make_dictionary.py`. A released one is never made anew.
+"""Makes the dictionary for small frames: `python tests/codec/make_dictionary.py`. A released one is never made again.
 
 Its text is below: what agents' frameworks write around their words, and words that most English texts share. How often
-which letter and length occurs is counted in this repository's own pages and sources, told as messages.
+which letter and length occurs is counted in this repository's own pages and sources, as messages.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 from another_zstd import zstd
 
+from saveslot.codec.format_1 import Splice
 from saveslot.codec.frame import LEVEL
-from saveslot.codec.state import Splice
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "src/saveslot/codec/small.zdict"
@@ -95,15 +95,15 @@ def samples() -> list[bytes]:
     said = [part for part in prose if len(part) in SAMPLE]
     said += dice.sample([part for part in code if len(part) in SAMPLE], 80)
     dice.shuffle(said)
-    found: list[bytes] = []
+    items: list[bytes] = []
     for n, content in enumerate(said):
-        new = told(dice, n, " ".join(content.split()) if n % 3 else content)
+        new = message(dice, n, " ".join(content.split()) if n % 3 else content)
         patch = [Splice("messages", dice.randrange(20000), 1, b"," + new)]
-        found.append(msgspec.msgpack.encode(patch if n % 2 else {"messages": b"[" + new + b"]"}))
-    return found
+        items.append(msgspec.msgpack.encode(patch if n % 2 else {"messages": b"[" + new + b"]"}))
+    return items
 
 
-def told(dice: random.Random, n: int, content: str) -> bytes:
+def message(dice: random.Random, n: int, content: str) -> bytes:
     """One message, in the form of one framework or another."""
     mark = f"{dice.getrandbits(96):024x}"
     forms = (
@@ -117,8 +117,8 @@ def told(dice: random.Random, n: int, content: str) -> bytes:
 
 def main() -> None:
     plain = zstd.ZstdDict(text(), is_raw=True)
-    made = zstd.finalize_dict(plain, samples(), len(plain) + ROOM, LEVEL)
-    FILE.write_bytes(made.dict_content)
+    result = zstd.finalize_dict(plain, samples(), len(plain) + ROOM, LEVEL)
+    FILE.write_bytes(result.dict_content)
 
 
 if __name__ == "__main__":

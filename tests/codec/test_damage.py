@@ -1,4 +1,4 @@
-"""Damaged bytes are `Corrupt`: never wrong data, never another error, never a full memory."""
+"""Damaged bytes raise `Corrupt`: never wrong data, another error or exhausted memory."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ from hypothesis import example, given, settings, strategies as st
 from saveslot import codec
 from saveslot.codec.frame import (
     DICTIONARY,
+    LONG,
     MAX_RAW,
     PATCH,
     TAGGED,
     VERSION,
+    VERSION_2,
     ZSTD,
+    add_checksum,
     chained,
     dictionary,
     pack,
-    seal,
     unpack,
-    varint,
 )
 from saveslot.codec.text import TAG
 from saveslot.errors import Corrupt
+from saveslot.values.recipe import varint
 
 from .another_zstd import zstd
 
@@ -45,11 +47,18 @@ def prose(seed: int, count: int) -> str:
 
 
 def keyframe(*, tagged: bool = False, **texts: bytes) -> bytes:
-    return pack(msgspec.msgpack.encode(texts), patch=False, tagged=tagged)
+    return pack(
+        msgspec.msgpack.encode([[[key, 0, 0, [text]] for key, text in texts.items()]]), patch=False, tagged=tagged
+    )
+
+
+def old_keyframe(**texts: bytes) -> bytes:
+    """A keyframe of format 1."""
+    return pack(msgspec.msgpack.encode(texts), patch=False, tagged=False, version=VERSION)
 
 
 def story() -> tuple[list[bytes], bytes]:
-    """A keyframe and patches: raw, by zstd with and without the dictionary, tagged, with removal and order."""
+    """A keyframe with a block, and patches: raw, by zstd with and without the dictionary, tagged; keys moved."""
     first = {"a": prose(1, 3000), "list": [1, 2], "gone": None, "n": 1}
     versions: list[dict[str, Any]] = [
         {**first, "n": 2},
@@ -62,16 +71,23 @@ def story() -> tuple[list[bytes], bytes]:
     for seq, value in enumerate(versions, 2):
         written = codec.write(written.state, value, seq, "data")
         frames.append(written.frame)
-    found = [frame for frame in frames if frame is not None]
+    items = [frame for frame in frames if frame is not None]
     small = PATCH | ZSTD | DICTIONARY
-    assert [frame[1] for frame in found] == [ZSTD, PATCH, small, PATCH | ZSTD, small | TAGGED]
-    return found, written.state.digest
+    assert [frame[1] for frame in items] == [LONG, PATCH, small, PATCH | ZSTD, small | TAGGED]
+    return items, written.state.digest
 
 
 FRAMES, DIGEST = story()
-# The same without compression, where damage reaches what is inside.
-BODIES = [(frame[1], codec.frame.unpack(frame)) for frame in FRAMES]
-BARE = [bytes((VERSION, flags & (PATCH | TAGGED))) + varint(len(f.body)) + f.body for flags, f in BODIES]
+
+
+# The same without compression, so that damage reaches the content.
+def bare(frame: bytes) -> bytes:
+    found = unpack(frame)
+    start = bytes((VERSION_2, frame[1] & (PATCH | TAGGED | LONG))) + varint(len(found.body))
+    return start + varint(len(found.body)) * found.long + found.body + frame[found.end :]
+
+
+BARE = [bare(frame) for frame in FRAMES]
 
 
 def test_an_undamaged_story_is_read() -> None:
@@ -81,7 +97,7 @@ def test_an_undamaged_story_is_read() -> None:
 
 
 def test_any_changed_byte_is_noticed() -> None:
-    """Whichever byte of whichever frame is changed, nothing is handed out."""
+    """If any byte of any frame is changed, nothing is returned."""
     dice = random.Random(1)
     for n, frame in enumerate(FRAMES):
         for at in range(0, len(frame), max(1, len(frame) // 300)):
@@ -110,8 +126,8 @@ ARRANGED: dict[str, Callable[[list[bytes]], list[bytes]]] = {
 
 
 @pytest.mark.parametrize("how", ARRANGED)
-def test_frames_in_another_arrangement_are_noticed(how: str) -> None:
-    """Each frame may be whole: together they must be the ones that were written, in their order."""
+def test_rearranged_frames_are_noticed(how: str) -> None:
+    """Intact frames must also be the ones that were written, in order."""
     with pytest.raises(Corrupt):
         codec.rebuild(ARRANGED[how](FRAMES), DIGEST, "it")
 
@@ -119,7 +135,7 @@ def test_frames_in_another_arrangement_are_noticed(how: str) -> None:
 @pytest.mark.parametrize(
     "how", sorted(set(ARRANGED) - {"all missing", "the last missing", "one missing", "one too many"})
 )
-def test_an_arrangement_with_a_digest_to_match_is_noticed_where_it_can_be(how: str) -> None:
+def test_rearranged_frames_with_a_matching_digest_are_refused_if_they_do_not_fit(how: str) -> None:
     """A patch without a keyframe, a keyframe in the middle and a splice that does not fit are refused by themselves."""
     frames = ARRANGED[how](FRAMES)
     digest = b""
@@ -158,27 +174,67 @@ def test_damage_below_a_matching_digest_is_corrupt_or_harmless() -> None:
 
 
 small = st.integers(-3, 12)
-ops = st.lists(
-    st.tuples(
-        st.just(0), st.sampled_from(["a", "list", "n", "new"]), small | st.integers(), small, st.binary(max_size=9)
-    )
-    | st.tuples(st.just(1), st.sampled_from(["a", "n", "new"]))
-    | st.tuples(st.just(2), st.lists(st.sampled_from(["a", "list", "n", "gone", "new"]), max_size=5))
+names = st.sampled_from(["a", "list", "n", "gone", "new"])
+parts = st.lists(st.binary(max_size=9) | small | st.tuples(names, small, small) | st.none(), max_size=4)
+changes = st.tuples(names, small | st.integers(), small, parts) | st.tuples(
+    st.none() | st.text(max_size=3), st.binary(max_size=3)
+)
+ops = st.tuples(st.lists(changes, max_size=4), st.lists(names, max_size=3), st.lists(names, max_size=5)) | st.tuples(
+    st.lists(changes, max_size=4)
+)
+old_ops = st.lists(
+    st.tuples(st.just(0), names, small | st.integers(), small, st.binary(max_size=9))
+    | st.tuples(st.just(1), names)
+    | st.tuples(st.just(2), st.lists(names, max_size=5))
     | st.tuples(st.integers(0, 5), st.none() | st.integers() | st.text(max_size=3), st.binary(max_size=3)),
     max_size=5,
 )
 
 
 @settings(max_examples=400)
-@given(ops, st.booleans())
-def test_forged_patches_are_corrupt_or_give_a_value(forged: list[Any], tagged: bool) -> None:  # noqa: FBT001
-    """Splices out of bounds, unknown keys, orders that lose keys, unknown operations: no other error comes out."""
-    first = keyframe(a=b'"text"', list=b"[1,2]", n=b"1", gone=b"null")
-    try:
-        body = msgspec.msgpack.encode(forged)
-    except OverflowError:  # MessagePack ends at 64 bits
-        return
-    taken([first, pack(body, patch=True, tagged=tagged)])
+@given(ops, old_ops, st.booleans())
+def test_forged_patches_are_corrupt_or_give_a_value(forged: Any, old: list[Any], tagged: bool) -> None:  # noqa: FBT001
+    """Ranges out of bounds, unknown keys, orders that lose keys, unknown operations: no other error comes out."""
+    texts = {"a": b'"text"', "list": b"[1,2]", "n": b"1", "gone": b"null"}
+    for change, version, first in ((forged, VERSION_2, keyframe(**texts)), (old, VERSION, old_keyframe(**texts))):
+        try:
+            body = msgspec.msgpack.encode(change)
+        except OverflowError:  # MessagePack ends at 64 bits
+            return
+        taken([first, pack(body, patch=True, tagged=tagged, version=version)])
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        [["a", 5, 5, [b"x"]]], [["a", -1, 0, [b"x"]]], [["a", 0, -1, [b"x"]]], [["a", 1, 2**63, [b"x"]]],
+        [["new", 1, 0, [b"x"]]], [["a", 1, 0]], [["a", 1.0, 0, [b"x"]]], [["a", 0, 0, [5]]], [["a", 0, 0, [None]]],
+        [["a", 0, 0, [["a", 4, 3]]]], [["a", 0, 0, [["new", 0, 0]]]], [["a", 0, 0, [["b", 0, 2**28]]]],
+        [["a", 0, 0, [["b", 2**28, 1]]]], [["a", 0, 0, [["b", -1, 1]]]], [["a", 0, 0, [["b", 0, 1, 1]]]],
+        [["c", 0, 0, [["c", 0, 1]]]], [["a", 0, 0, [["a", 0, 6]] * 40_000]],
+        [[1, 0, 0, [b"x"]]], [[b"\xff", 0, 0, [b"x"]]], [[]], [0], 0, None,
+    ],
+    ids=lambda forged: repr(forged)[:40],
+)  # fmt: skip
+def test_a_change_that_does_not_fit_is_corrupt(forged: Any) -> None:
+    """Ranges beyond their text, copies of what was not there before, too many of them, unknown or incomplete parts."""
+    state = codec.State()
+    state.apply(keyframe(a=b'"text"', b=b"1"))
+    with pytest.raises(Corrupt):
+        state.apply(pack(msgspec.msgpack.encode([forged]), patch=True, tagged=False))
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [[[], ["new"]], [[], ["a", "a"]], [[], [], ["a"]], [[], [], ["a", "a"]], [[], [], ["a", "b", "new"]], [], [[], 1]],
+    ids=repr,
+)
+def test_keys_that_do_not_fit_are_corrupt(forged: Any) -> None:
+    """Removals of unknown keys, orders that lose or repeat one."""
+    state = codec.State()
+    state.apply(keyframe(a=b'"text"', b=b"1"))
+    with pytest.raises(Corrupt):
+        state.apply(pack(msgspec.msgpack.encode(forged), patch=True, tagged=False))
 
 
 @pytest.mark.parametrize(
@@ -191,12 +247,31 @@ def test_forged_patches_are_corrupt_or_give_a_value(forged: list[Any], tagged: b
     ],
     ids=repr,
 )  # fmt: skip
-def test_an_operation_that_does_not_fit_is_corrupt(forged: Any) -> None:
+def test_an_operation_of_format_1_that_does_not_fit_is_corrupt(forged: Any) -> None:
     """Splices beyond their text, unknown keys, orders that lose or repeat one, unknown or incomplete operations."""
     state = codec.State()
-    state.apply(keyframe(a=b'"text"', b=b"1"))
+    state.apply(old_keyframe(a=b'"text"', b=b"1"))
     with pytest.raises(Corrupt):
-        state.apply(pack(msgspec.msgpack.encode([forged]), patch=True, tagged=False))
+        state.apply(pack(msgspec.msgpack.encode([forged]), patch=True, tagged=False, version=VERSION))
+
+
+def test_copies_cannot_exhaust_memory() -> None:
+    """Patches that copy a text again and again are refused before memory is taken."""
+    frames = [keyframe(a=b'"%b"' % (b"x" * 60_000))]
+    for n in range(12):
+        doubled = [
+            [["a" if n == 0 else "b", 0, 0, [b'"']], ["b", 0, 0, [["a" if n == 0 else "b", 0, 60_000 << n]] * 2]]
+        ]
+        frames.append(pack(msgspec.msgpack.encode(doubled[1:] or doubled), patch=True, tagged=False))
+    many = [[f"k{n}", 0, 0, [["a", 0, 60_000]] * 100] for n in range(100)]
+    frames = [frames[0], pack(msgspec.msgpack.encode([many]), patch=True, tagged=False)]
+    tracemalloc.start()
+    try:
+        with pytest.raises(Corrupt, match="claims"):
+            codec.rebuild(frames, chained(chained(b"", frames[0]), frames[1]), "it")
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @settings(max_examples=400)
@@ -204,31 +279,34 @@ def test_an_operation_that_does_not_fit_is_corrupt(forged: Any) -> None:
 @example(b"\x91" * 60, PATCH, True)  # noqa: FBT003
 def test_random_bytes_are_corrupt_or_give_a_value(noise: bytes, flags: int, framed: bool) -> None:  # noqa: FBT001
     """Noise as a frame, as the body of a frame, as a note and as a recipe raises `Corrupt` and nothing else."""
-    frame = bytes((VERSION, flags)) + varint(len(noise)) + noise if framed else noise
-    taken([frame])
-    taken([BARE[0], frame])
-    for read in (
-        lambda: codec.read_note(seal(frame)),
-        lambda: codec.read_note(noise),
-        lambda: codec.Recipe.unpack(noise),
-    ):
-        with suppress(Corrupt):
-            read()
+    for version in (VERSION, VERSION_2):
+        frame = bytes((version, flags)) + varint(len(noise)) + noise if framed else noise
+        taken([frame])
+        taken([BARE[0], frame])
+        for read in (
+            lambda frame=frame: codec.read_note(add_checksum(frame)),
+            lambda: codec.read_note(noise),
+            lambda: codec.Recipe.unpack(noise, 99),
+        ):
+            with suppress(Corrupt):
+                read()
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"\xc0", b"\x90", b"\x01", b"\x81", b"\x81\xa1a", b"\x81\xa1a\xc4\x011x", b"\x82\xa1a\xc4\x011",
+        b"", b"\xc0", b"\x90", b"\x01", b"\x81", b"\x91", b"\x91\x91", b"\x91\x91\x94\xa1a\x00\x00",
+        b"\x91\x91\x94\xa1a\x00\x00\x91\xc4\x021", b"\x81\xa1a", b"\x81\xa1a\xc4\x011x", b"\x82\xa1a\xc4\x011",
         b"\x81\x01\xc4\x011", b"\x81\xa1\xff\xc4\x011", b"\x81\xa1a\xa11", b"\x81\xa1a\x01", b'{"a":1}',
         b"\x91" * 1_000_000,
     ],
     ids=lambda body: body[:12],
 )  # fmt: skip
-def test_what_is_no_state_is_corrupt(body: bytes) -> None:
-    """A keyframe that holds no texts by key is refused."""
+def test_a_keyframe_without_texts_is_corrupt(body: bytes) -> None:
+    """A keyframe that does not hold texts by key is refused."""
     for tagged in (False, True):
-        assert taken([pack(body, patch=False, tagged=tagged)]) is None
+        for version in (VERSION, VERSION_2):
+            assert taken([pack(body, patch=False, tagged=tagged, version=version)]) is None
 
 
 @pytest.mark.parametrize(
@@ -239,8 +317,8 @@ def test_what_is_no_state_is_corrupt(body: bytes) -> None:
     ],
     ids=lambda text: text[:12],
 )  # fmt: skip
-def test_what_is_no_json_is_corrupt(text: bytes) -> None:
-    """A text that is not JSON, or such as we never write, is refused when it is read."""
+def test_invalid_json_is_corrupt(text: bytes) -> None:
+    """A text that is not JSON, or not as Saveslot writes it, is refused when read."""
     for tagged in (False, True):
         assert taken([keyframe(tagged=tagged, a=text)]) is None
 
@@ -255,23 +333,22 @@ def test_what_is_no_json_is_corrupt(text: bytes) -> None:
     ids=repr,
 )  # fmt: skip
 def test_an_unknown_tag_is_corrupt(forged: Any) -> None:
-    """No fallback: what is tagged and not known, or more than a tag, is not guessed at."""
+    """No fallback: an unknown tag, or one with more keys beside it, is not guessed at."""
     for value in ({TAG: forged}, {TAG: ["uuid", str(UUID(int=1))], "more": 1}, [{TAG: forged}], {"x": {TAG: forged}}):
-        frame = pack(msgspec.json.encode({"v": value}), patch=False, tagged=True)
-        assert taken([frame]) is None
+        assert taken([keyframe(tagged=True, v=msgspec.json.encode(value))]) is None
         with pytest.raises(Corrupt):
-            codec.read_note(seal(pack(msgspec.json.encode(value), patch=False, tagged=True)))
+            codec.read_note(add_checksum(pack(msgspec.json.encode(value), patch=False, tagged=True, version=VERSION)))
 
 
 @pytest.mark.parametrize("how", [ZSTD, ZSTD | DICTIONARY])
 @pytest.mark.parametrize("claimed", [0, 100, 300_000_000 - 1, 300_000_000, 300_000_000 + 1, 2**62])
-def test_a_small_frame_cannot_fill_the_memory(claimed: int, how: int) -> None:
+def test_a_small_frame_cannot_exhaust_memory(claimed: int, how: int) -> None:
     """A frame is never decompressed beyond what it claims, and none may claim more than 256 MiB."""
     bomb = zstd.compress(bytes(300_000_000), zstd_dict=words(how))
     tracemalloc.start()
     try:
         with pytest.raises(Corrupt):
-            codec.State().apply(bytes((VERSION, how)) + varint(claimed) + bomb)
+            codec.State().apply(bytes((VERSION_2, how)) + varint(claimed) + bomb)
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()
@@ -280,8 +357,9 @@ def test_a_small_frame_cannot_fill_the_memory(claimed: int, how: int) -> None:
 
 FORGED = """
 import resource
-from saveslot.codec.frame import BLOCK, MAX_RAW, VERSION, ZSTD, unpack, varint
+from saveslot.codec.frame import BLOCK, MAX_RAW, VERSION, ZSTD, unpack
 from saveslot.errors import Corrupt
+from saveslot.values.recipe import varint
 
 size = MAX_RAW // 2
 head, window = b"\\x28\\xb5\\x2f\\xfd", b"\\x88"  # as far back as zstd goes unasked: 128 MB
@@ -305,8 +383,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def test_a_forged_length_takes_no_memory_though_zstd_says_the_same() -> None:
-    """Neither what a frame claims by both lengths, nor a window for it, is given room before its blocks are there."""
+def test_a_length_forged_in_both_headers_takes_no_memory() -> None:
+    """Neither the claimed length nor a window for it is allocated before the frame's blocks are counted."""
     grown = subprocess.run([sys.executable, "-c", FORGED], check=True, capture_output=True, text=True)
     assert int(grown.stdout) < 10_000  # KB
 
@@ -317,9 +395,9 @@ def words(how: int) -> zstd.ZstdDict | None:
 
 @pytest.mark.parametrize("how", [ZSTD, ZSTD | DICTIONARY])
 @pytest.mark.parametrize("text", [b"lorem ipsum " * 30, random.Random(1).randbytes(150_000).hex().encode()])
-def test_a_compressed_body_is_exactly_one(text: bytes, how: int) -> None:
-    """Cut short, followed by more, or of another length than said: `Corrupt`."""
-    body = msgspec.msgpack.encode({"a": b'"%s"' % text})
+def test_a_compressed_body_is_exactly_one_zstd_frame(text: bytes, how: int) -> None:
+    """Truncated, followed by more, or of another length than claimed: `Corrupt`."""
+    body = msgspec.msgpack.encode([[["a", 0, 0, [b'"%s"' % text]]]])
     good = zstd.compress(body, zstd_dict=words(how))
     compressor = zstd.ZstdCompressor(zstd_dict=words(how))
     untold = compressor.compress(body, zstd.ZstdCompressor.FLUSH_BLOCK)  # all of it, but for the end
@@ -329,10 +407,10 @@ def test_a_compressed_body_is_exactly_one(text: bytes, how: int) -> None:
     unended = compressor.compress(body, zstd.ZstdCompressor.FLUSH_BLOCK)
     checked = zstd.compress(body, zstd_dict=words(how), options={zstd.CompressionParameter.checksum_flag: 1})
     empty, skipped = zstd.compress(b""), (0x184D2A50).to_bytes(4, "little") + bytes(4)
-    head = bytes((VERSION, how))
-    for found in (good, checked):
-        assert taken([head + varint(len(body)) + found]) is not None
-    for size, found in (
+    head = bytes((VERSION_2, how))
+    for result in (good, checked):
+        assert taken([head + varint(len(body)) + result]) is not None
+    for size, result in (
         (len(body), good[:-1]),
         (len(body), untold),
         (len(body), longer),
@@ -355,53 +433,54 @@ def test_a_compressed_body_is_exactly_one(text: bytes, how: int) -> None:
         (len(body), body),
     ):
         with pytest.raises(Corrupt):
-            codec.State().apply(head + varint(size) + found)
+            codec.State().apply(head + varint(size) + result)
 
 
 def test_a_huge_count_in_a_patch_takes_no_memory() -> None:
     """MessagePack may announce four billion operations in five bytes."""
     tracemalloc.start()
     try:
-        for body in (b"\xdd\xff\xff\xff\xff", b"\x91\x92\x02\xdd\xff\xff\xff\xff", b"\x91\x95\x00\xdb\xff\xff\xff\xff"):
+        huge = b"\xdd\xff\xff\xff\xff"
+        for body in (huge, b"\x91" + huge, b"\x91\x91\x94\xa1a\0\0" + huge, b"\x92\x90" + huge, b"\x93\x90\x90" + huge):
             assert taken([BARE[0], pack(body, patch=True, tagged=False)]) is None
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()
 
 
-def test_a_patch_needs_something_to_stand_on() -> None:
-    """Even one that would make a state of nothing is refused where a keyframe must stand."""
-    patch = pack(msgspec.msgpack.encode([(0, "a", 0, 0, b"1")]), patch=True, tagged=False)
-    with pytest.raises(Corrupt, match="nothing to stand on"):
+def test_a_patch_needs_a_frame_before_it() -> None:
+    """Even a patch that fits an empty state is refused in place of a keyframe."""
+    patch = pack(msgspec.msgpack.encode([[("a", 0, 0, [b"1"])]]), patch=True, tagged=False)
+    with pytest.raises(Corrupt, match="without a frame before it"):
         codec.State().apply(patch)
-    with pytest.raises(Corrupt, match="nothing to stand on"):
+    with pytest.raises(Corrupt, match="without a frame before it"):
         codec.rebuild([patch], chained(b"", patch), "it")
 
 
 @pytest.mark.parametrize("tagged", [False, True])
 def test_a_text_too_deep_to_read_is_corrupt(tagged: bool) -> None:  # noqa: FBT001
-    """Also where it came by a patch or a note, which are not looked into before they are read."""
+    """Also in a patch or a note, which are not checked before they are read."""
     deep = b"[" * 200_000 + b'{"$saveslot":1}' + b"]" * 200_000
     first = keyframe(a=b"1")
-    patch = pack(msgspec.msgpack.encode([(0, "a", 0, 0, deep)]), patch=True, tagged=tagged)
+    patch = pack(msgspec.msgpack.encode([[("a", 0, 0, [deep])]]), patch=True, tagged=tagged)
     with pytest.raises(Corrupt):
         codec.rebuild([first, patch], chained(chained(b"", first), patch), "it").value()
     with pytest.raises(Corrupt):
-        codec.read_note(seal(pack(deep, patch=False, tagged=tagged)))
+        codec.read_note(add_checksum(pack(deep, patch=False, tagged=tagged, version=VERSION)))
 
 
-def test_after_damage_a_state_hands_out_nothing() -> None:
-    """A patch that fails half way leaves no state behind that could be taken for the one before."""
+def test_a_state_is_empty_after_damage() -> None:
+    """A patch that fails halfway leaves no state that could be taken for the previous one."""
     state = codec.State()
     state.apply(keyframe(a=b"1", b=b"2"))
-    half = msgspec.msgpack.encode([(0, "a", 0, 0, b"5"), (1, "unknown")])
+    half = msgspec.msgpack.encode([[("a", 0, 0, [b"5"])], ["unknown"]])
     with pytest.raises(Corrupt):
         state.apply(pack(half, patch=True, tagged=False))
     assert (state.digest, state.value()) == (b"", {})
 
 
 def test_any_changed_byte_of_a_note_is_noticed() -> None:
-    """A note carries its own digest; with one to match, damage is `Corrupt` or a value, and a patch is no note."""
+    """A note has a checksum; with a matching one, damage is `Corrupt` or a value, and a patch is not a note."""
     for value in ({"a": 1}, {"at": datetime(2026, 1, 2, tzinfo=UTC)}, {"text": prose(3, 200)}):
         note = codec.note(value, "metadata")
         for at in range(len(note)):
@@ -410,13 +489,13 @@ def test_any_changed_byte_of_a_note_is_noticed() -> None:
             with pytest.raises(Corrupt):
                 codec.read_note(bytes(damaged))
             with suppress(Corrupt):
-                codec.read_note(seal(bytes(damaged)[16:]))
+                codec.read_note(add_checksum(bytes(damaged)[16:]))
         with pytest.raises(Corrupt):
             codec.read_note(note[:-1])
     with pytest.raises(Corrupt):
         codec.read_note(b"")
     with pytest.raises(Corrupt, match="patch"):
-        codec.read_note(seal(pack(b"{}", patch=True, tagged=False)))
+        codec.read_note(add_checksum(pack(b"{}", patch=True, tagged=False, version=VERSION)))
 
 
 bodies = st.one_of(
@@ -430,9 +509,9 @@ bodies = st.one_of(
 @settings(max_examples=300)
 @given(bodies, st.booleans(), st.booleans())
 def test_every_body_comes_back_from_its_frame(body: bytes, patch: bool, tagged: bool) -> None:  # noqa: FBT001
-    """Whatever letters it is of, and whichever way makes it shortest: never longer than its head and itself."""
+    """Whatever it holds and whichever form is shortest: never longer than header and body."""
     frame = pack(body, patch=patch, tagged=tagged)
-    assert unpack(frame) == (patch, tagged, body)
+    assert unpack(frame) == (VERSION_2, patch, tagged, body, False, len(frame))
     assert len(frame) <= 2 + len(varint(len(body))) + len(body)
 
 
@@ -450,7 +529,23 @@ def test_threads_do_not_share_a_compressor() -> None:
 
 
 @pytest.mark.parametrize(
-    "frame", ["", "01", "0100", "02 00 02 7b 7d", "01 10 02 7b 7d", "01 08 02 7b 7d", "01 20 02 7b 7d", "01 00 80"]
+    "frame",
+    [
+        "",
+        "01",
+        "0100",
+        "03 00 02 7b 7d",
+        "01 10 02 7b 7d",
+        "01 08 02 7b 7d",
+        "01 20 02 7b 7d",
+        "01 00 80",
+        "01 40 02 02 7b 7d",
+        "02 08 02 7b 7d",
+        "02 80 02 7b 7d",
+        "02 40 02 03 7b 7d",
+        "02 40 02 80",
+    ],
+    ids=repr,
 )
 def test_an_unknown_format_is_corrupt(frame: str) -> None:
     """Another version, an unknown flag or no header: refused, not guessed."""

@@ -1,8 +1,8 @@
-"""The bytes on disk: what was written once is read for ever, and FORMAT.md shows what is really written.
+"""The bytes on disk: every released format stays readable, and FORMAT.md shows what is really written.
 
-`golden/` holds frames, notes and recipes; `golden/index.json` says what they must be read as. A change of the format is
-made on purpose, with a new version byte; then `python tests/codec/test_golden.py` adds the new files. It never changes
-one that is there.
+`golden/` holds frames, notes and recipes; `golden/index.json` says what they must be read as. Names of format 2 begin
+with `2-`; files of format 1 are read, and never written. A change of the format is made on purpose, with a new version
+byte; then `python tests/codec/test_golden.py` adds the new files. It never changes one that is there.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from uuid import UUID
 
 import apsw
 import pytest
-from msgspec.structs import asdict
 
 from saveslot import codec
+from saveslot.codec.blocks import Blocks, opened
 from saveslot.codec.cipher import Body, Cipher, place_of
 from saveslot.codec.frame import (
+    CHECKSUM,
     DICTIONARY,
+    LONG as LONG_FLAG,
     PATCH,
-    SEAL,
     TAGGED as TAGGED_FLAG,
     WORDS,
     ZSTD,
@@ -35,11 +36,19 @@ from saveslot.codec.frame import (
     unpack,
 )
 from saveslot.errors import Corrupt
-from saveslot.model import Kind
+from saveslot.values.kinds import Kind
 
 HERE = Path(__file__).parent / "golden"
 ROOT = Path(__file__).parents[2]
 FORMAT = (ROOT / "FORMAT.md").read_text()
+
+
+def stored(file: str) -> bytes:
+    return (HERE / file).read_bytes()
+
+
+def index() -> dict[str, Any]:
+    return json.loads((HERE / "index.json").read_text())
 
 
 def prose(seed: int, count: int) -> str:
@@ -49,12 +58,12 @@ def prose(seed: int, count: int) -> str:
 def frames(*values: dict[str, Any]) -> list[bytes]:
     """One checkpoint after the other."""
     state = codec.State()
-    found: list[bytes] = []
+    items: list[bytes] = []
     for seq, value in enumerate(values, 1):
-        frame, state = codec.write(state, value, seq, "data")
+        frame, state, *_ = codec.write(state, value, seq, "data")
         assert frame is not None
-        found.append(frame)
-    return found
+        items.append(frame)
+    return items
 
 
 # As in FORMAT.md.
@@ -95,6 +104,15 @@ PLAIN = {
     "numbers": [0, -1, 2**63, -(2**64), 10**40, 0.0, -0.0, 1.0, 1e16, 5e-324, 0.1, True, False],
     "empty": [{}, [], ""],
 }
+ANSWER = {
+    "role": "assistant",
+    "content": "It is a ninth: a third of a third, since three times three is nine. Shall we draw it?",
+    "id": "a-1",
+}
+INBOX = {"inbox": [{**ANSWER, "stop": "end"}], "messages": ["What is a third of a third?"]}
+TAKEN = {"inbox": [], "messages": [*INBOX["messages"], {**ANSWER, "stop": "end"}]}
+ROWS: dict[str, Any] = {"rows": ["a row of the table, like all the others before and after it"] * 280, "n": 1}
+PAGED = {**ROWS, "page": "lorem ipsum " * 11_000, "n": 2}
 FRAMES: dict[str, list[bytes]] = {
     "keyframe": frames({"n": 1}),
     "empty": frames({}),
@@ -109,7 +127,13 @@ FRAMES: dict[str, list[bytes]] = {
     "digits": frames({"rows": [n * n for n in range(100)]}),
     "tagged-large": frames({**MORE, "raw": b"\xff"}, {**MORE, "raw": random.Random(8).randbytes(1200)}),
     "tagged-later": frames(LONG, {**LONG, "n": b"\xff"}, {**LONG, "n": b"\xff" * 300}),
+    "tagged-zstd": frames({"rows": [n * n for n in range(400)], "raw": b"\xff"}),
+    "copy": frames(INBOX, TAKEN),
+    "blocks": frames(ROWS, PAGED),
+    "blocks-tagged": frames({**ROWS, "raw": b"\xff"}, {**PAGED, "raw": b"\xff"}, {**PAGED, "raw": b"\xff", "n": 3}),
 }
+FRAMES = {f"2-{name}": found for name, found in FRAMES.items()}
+CHANGES: dict[str, int | None] = {"messages": 2, "n": 0, "draft": None, "plan": True}
 NOTES = {
     "note": {"tokens": 512},
     "note-tagged": {"at": TAGGED["at"]},
@@ -117,10 +141,10 @@ NOTES = {
     "note-zstd": {"said": prose(5, 600)},
     "note-value": "a note need not be a dict",
 }
+# Each of entry 43.
 RECIPES = {
-    "recipe-none": codec.Recipe(),
-    "recipe-one": codec.Recipe(((7, 7),), 1, 0, 300),
-    "recipe": codec.Recipe(((1, 1), (34, 34), (35, 37), (40, 43)), 2, 6, 532_884, 17_210, 4_321),
+    "2-recipe-base": codec.Recipe(43, (), 0, 300, 0, 290),
+    "2-recipe": codec.Recipe(34, ((35, 37), (40, 43)), 6, 1_522_004, 9_321, 1_531_077),
 }
 
 
@@ -130,12 +154,12 @@ PLACE = place_of("default", UUID("0198c0de-0000-7000-8000-000000000001").bytes)
 ENTRY = bytes((Kind.CHECKPOINT,)) + (2).to_bytes(8, "big")
 
 
-def told(value: Any) -> Any:
+def typed(value: Any) -> Any:
     """A value in JSON, in words of its own: it must not depend on the codec that it checks."""
     if isinstance(value, dict):
-        return {key: told(item) for key, item in cast("dict[str, Any]", value).items()}
+        return {key: typed(item) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
-        return [told(item) for item in cast("list[Any]", value)]
+        return [typed(item) for item in cast("list[Any]", value)]
     match value:
         case datetime():
             return f"datetime {value.isoformat()} fold {value.fold}"
@@ -151,64 +175,75 @@ def parts(name: str) -> list[str]:
     return [f"{name}.{n}.frame" for n in range(1, len(FRAMES[name]) + 1)]
 
 
-def digest_of(found: list[bytes]) -> bytes:
+def expected(value: Any) -> Any:
+    """A value for the index; of a large one the sha256 of its JSON."""
+    text = json.dumps(typed(value))
+    return typed(value) if len(text) < 50_000 else {"sha256": sha256(text.encode()).hexdigest()}
+
+
+def digest_of(frames: list[bytes]) -> bytes:
     digest = b""
-    for frame in found:
+    for frame in frames:
         digest = chained(digest, frame)
     return digest
 
 
-def stored(file: str) -> bytes:
-    return (HERE / file).read_bytes()
-
-
-def index() -> dict[str, Any]:
-    return json.loads((HERE / "index.json").read_text())
-
-
-@pytest.mark.parametrize("name", FRAMES)
+@pytest.mark.parametrize("name", [name for name, item in index().items() if "frames" in item])
 def test_stored_frames_are_read(name: str) -> None:
     """Frames of every released format give back what they held, in its order."""
-    expected = index()[name]
-    state = codec.rebuild([stored(file) for file in expected["frames"]], bytes.fromhex(expected["digest"]), name)
-    assert json.dumps(told(state.value())) == json.dumps(expected["value"])
+    known = index()[name]
+    state = codec.rebuild([stored(file) for file in known["frames"]], bytes.fromhex(known["digest"]), name)
+    assert json.dumps(expected(state.value())) == json.dumps(known["value"])
 
 
 @pytest.mark.parametrize("name", NOTES)
 def test_stored_notes_are_read(name: str) -> None:
     """Notes of every released format give back what they held."""
-    assert json.dumps(told(codec.read_note(stored(f"{name}.note")))) == json.dumps(index()[name]["value"])
+    assert json.dumps(typed(codec.read_note(stored(f"{name}.note")))) == json.dumps(index()[name]["value"])
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_stored_recipes_are_read(name: str) -> None:
-    """Recipes of every released format name the same frames."""
-    found = codec.Recipe.unpack(stored(f"{name}.recipe"))
-    assert json.dumps(asdict(found)) == json.dumps(index()[name]["value"])
-    assert found == RECIPES[name]
+    """Recipes of this format name the same frames."""
+    assert codec.Recipe.unpack(stored(f"{name}.recipe"), 43) == RECIPES[name]
+
+
+@pytest.mark.parametrize("name", ["recipe-none", "recipe-one", "recipe"])
+def test_stored_recipes_of_format_1_are_read(name: str) -> None:
+    """All frames are within their ranges, and they are stored again as they are."""
+    packed, value = stored(f"{name}.recipe"), index()[name]["value"]
+    result = codec.Recipe.unpack(packed, 43)
+    assert (result.base, result.ranges) == (0, tuple(map(tuple, value["ranges"])))
+    assert result.short == value["base"] + value["short"]
+    assert result.pack(99) == packed
 
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_frames_are_written_as_they_were(name: str) -> None:
     """The same states give the same bytes; of compressed ones (a compressor may improve) the same flags and body."""
     for file, frame in zip(parts(name), FRAMES[name], strict=True):
-        assert (frame[1], unpack(frame)) == (stored(file)[1], unpack(stored(file)))
-        if not frame[1] & ZSTD:
+        before, now = unpack(stored(file)), unpack(frame)
+        assert frame[1] == stored(file)[1]
+        if now.long:  # compressed blocks differ, and so do their sizes and digests in the head
+            assert opened(now).changes == opened(before).changes
+        else:
+            assert now.body == before.body
+        if not frame[1] & (ZSTD | LONG_FLAG):
             assert frame == stored(file)
 
 
 @pytest.mark.parametrize("name", NOTES)
 def test_notes_are_written_as_they_were(name: str) -> None:
-    """The same value gives the same sealed bytes, or when compressed the same body."""
+    """The same value gives the same bytes with their checksum, or when compressed the same body."""
     note, before = codec.note(NOTES[name], "metadata"), stored(f"{name}.note")
-    assert unpack(note[SEAL:]) == unpack(before[SEAL:])
-    assert note == before or note[SEAL + 1] & ZSTD
+    assert unpack(note[CHECKSUM:]) == unpack(before[CHECKSUM:])
+    assert note == before or note[CHECKSUM + 1] & ZSTD
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_are_written_as_they_were(name: str) -> None:
     """The same recipe gives the same bytes."""
-    assert RECIPES[name].pack() == stored(f"{name}.recipe")
+    assert RECIPES[name].pack(43) == stored(f"{name}.recipe")
 
 
 def test_sealed_bytes_are_opened() -> None:
@@ -219,7 +254,7 @@ def test_sealed_bytes_are_opened() -> None:
     cipher = Cipher(KEYRING.unwrap(body.key_id, body.wrapped, "default", PLACE, "the session"), PLACE)
     assert (
         cipher.unseal(body.sealed, b"body")
-        == codec.note({"context": {}, "metadata": {}, "labels": {}}, "session")[SEAL:]
+        == codec.note({"context": {}, "metadata": {}, "labels": {}}, "session")[CHECKSUM:]
     )
     digest = cipher.masked(stored("sealed.digest"), ENTRY)
     assert digest == chained(b"", stored("keyframe.1.frame"))
@@ -227,22 +262,42 @@ def test_sealed_bytes_are_opened() -> None:
     assert cipher.unseal_note(stored("sealed.note"), ENTRY) == stored("note.note")
 
 
+def test_a_sealed_frame_with_blocks_is_opened_part_by_part() -> None:
+    """Its head opens without its blocks, and each block by itself."""
+    cipher = Cipher(random.Random(7).randbytes(32), PLACE)
+    sealed, frame = stored("2-sealed.frame"), stored("2-blocks.1.frame")
+    part = ENTRY + chained(b"", frame)
+    assert cipher.unseal_frame(sealed, part) == frame
+    head, block = cipher.cut(sealed, part)
+    assert frame.startswith(head)
+    assert Blocks(opened(unpack(head)), block).read(0, 10) == b'["a row of'
+
+
+def test_stored_changes_are_read() -> None:
+    """A checkpoint's note says what it changed, and by how many items lists grew or shrank."""
+    assert codec.read_note(stored("2-note.note")) == NOTES["note"]
+    changed = codec.read_changes(stored("2-note.note"))
+    assert changed == codec.Changed(CHANGES, added=1, removed=1, changed=2)
+    assert codec.read_changes(stored("note.note")) is None
+
+
 def test_every_form_of_a_frame_is_among_them() -> None:
     """Keyframes and patches, plain and tagged, as they are, by zstd, and by zstd with the dictionary."""
     kinds = (0, PATCH, TAGGED_FLAG, PATCH | TAGGED_FLAG)
     forms = {kind | how for kind in kinds for how in (0, ZSTD, ZSTD | DICTIONARY)}
-    assert {frame[1] for found in FRAMES.values() for frame in found} == forms
+    forms |= {LONG_FLAG | kind for kind in kinds}
+    assert {frame[1] for result in FRAMES.values() for frame in result} == forms
 
 
 def test_the_dictionary_is_what_it_was() -> None:
-    """Without these very bytes no small frame can be read: it is never changed."""
+    """Without exactly these bytes no small frame can be read: the dictionary never changes."""
     digest = sha256(WORDS.read_bytes()).hexdigest()
     assert digest == "2df519ef4a5bb824d431e721406ffbccaf79e88e0bafdfe70f5268e20f3b11d9"
     assert f"`{digest}`" in FORMAT
 
 
 def test_a_damaged_dictionary_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dictionary with one other letter would give back other words: it is refused."""
+    """A dictionary with one changed byte would decode to other text: it is refused."""
     damaged = tmp_path / WORDS.name
     damaged.write_bytes(WORDS.read_bytes().replace(b"messages", b"massages"))
     monkeypatch.setattr("saveslot.codec.frame.WORDS", damaged)
@@ -255,7 +310,7 @@ def test_a_damaged_dictionary_reads_nothing(tmp_path: Path, monkeypatch: pytest.
 
 
 def shown(block: str) -> bytes:
-    """The bytes that an annotated sample shows: what stands left of the bar on each line."""
+    """The bytes that an annotated sample shows: the part of each line left of the bar."""
     return bytes.fromhex("".join(line.partition("|")[0] for line in block.splitlines()))
 
 
@@ -271,16 +326,23 @@ def test_the_samples_in_format_md_are_real(file: str) -> None:
 def test_format_md_shows_what_matters() -> None:
     """There are samples of keyframe, patch, small frame, note and recipe; the digests and tagged values are real."""
     assert set(SAMPLES) == {
+        "2-keyframe.1.frame",
+        "2-patch.2.frame",
+        "2-copy.2.frame",
+        "2-small.2.frame",
+        "2-blocks.1.frame",
+        "2-blocks.2.frame",
+        "note.note",
+        "2-note.note",
+        "2-recipe.recipe",
         "keyframe.1.frame",
         "patch.2.frame",
-        "small.2.frame",
-        "note.note",
         "recipe.recipe",
         "sealed.frame",
         "sealed.body",
     }
     for count in (1, 2):
-        digest = digest_of([stored(file) for file in parts("patch")[:count]]).hex()
+        digest = digest_of([stored(file) for file in parts("2-patch")[:count]]).hex()
         assert f"`{digest[:16]}…`" in FORMAT
     for key, value in TAGGED.items():
         if key != "$saveslot":
@@ -290,7 +352,7 @@ def test_format_md_shows_what_matters() -> None:
 def test_format_md_names_every_column_and_kind() -> None:
     """Its tables list the columns of the SQLite tables, in their order, and the numbers of kinds of entries."""
     database = apsw.Connection(":memory:")
-    for script in sorted((ROOT / "src/saveslot/stores/sql").glob("sqlite_*.sql")):
+    for script in sorted((ROOT / "src/saveslot/stores/sqlite/migrations").glob("*.sql")):
         database.execute(script.read_text())
     for table in ("checkpoints", "sessions", "workers"):
         columns = [row[0] for row in database.execute("select name from pragma_table_info(?)", (table,))]
@@ -309,25 +371,31 @@ def main() -> None:
     """Write what is not there yet."""
     HERE.mkdir(exist_ok=True)
     known = index() if (HERE / "index.json").exists() else {}
-    for name, found in FRAMES.items():
-        for file, frame in zip(parts(name), found, strict=True):
+    for name, result in FRAMES.items():
+        for file, frame in zip(parts(name), result, strict=True):
             add(file, frame)
         read = [stored(file) for file in parts(name)]
         digest = digest_of(read)
-        value = told(codec.rebuild(read, digest, name).value())
+        value = expected(codec.rebuild(read, digest, name).value())
         known.setdefault(name, {"frames": parts(name), "digest": digest.hex(), "value": value})
     for name, value in NOTES.items():
         add(f"{name}.note", codec.note(value, "metadata"))
-        known.setdefault(name, {"value": told(value)})
+        known.setdefault(name, {"value": typed(value)})
+    add("2-note.note", codec.note(NOTES["note"], "metadata", changes=CHANGES))
     for name, recipe in RECIPES.items():
-        add(f"{name}.recipe", recipe.pack())
-        known.setdefault(name, {"value": asdict(recipe)})
+        add(f"{name}.recipe", recipe.pack(43))
+    if not (HERE / "2-sealed.frame").exists():
+        frame = stored("2-blocks.1.frame")
+        add(
+            "2-sealed.frame",
+            Cipher(random.Random(7).randbytes(32), PLACE).seal_frame(frame, ENTRY + chained(b"", frame)),
+        )
     if not (HERE / "sealed.body").exists():
         key = random.Random(7).randbytes(32)
         cipher, frame = Cipher(key, PLACE), stored("keyframe.1.frame")
         about = codec.note({"context": {}, "metadata": {}, "labels": {}}, "session")
         digest = chained(b"", frame)
-        add("sealed.body", Body(*KEYRING.wrap(key, "default", PLACE), cipher.seal(about[SEAL:], b"body")).pack())
+        add("sealed.body", Body(*KEYRING.wrap(key, "default", PLACE), cipher.seal(about[CHECKSUM:], b"body")).pack())
         add("sealed.frame", cipher.seal_frame(frame, ENTRY + digest))
         add("sealed.note", cipher.seal_note(stored("note.note"), ENTRY))
         add("sealed.digest", cipher.masked(digest, ENTRY))

@@ -1,4 +1,4 @@
-"""examples/tutor.py does what it says: kill it whenever you like, it goes on where it was."""
+"""examples/tutor.py can be killed at any time and continues where it was."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def rest(tutor: subprocess.Popen[str]) -> list[tuple[str, str]]:
     patience.start()
     lines = tutor.stdout.readlines()
     patience.cancel()
-    found = [re.fullmatch(r" *(user|assistant|tool)  (.*)\n", line) for line in lines]
-    return [(match[1], match[2]) for match in found if match]
+    items = [re.fullmatch(r" *(user|assistant|tool)  (.*)\n", line) for line in lines]
+    return [(match[1], match[2]) for match in items if match]
 
 
 async def saved(folder: Path) -> tuple[saveslot.AgentSession, list[tuple[str, str]]]:
@@ -55,10 +55,10 @@ async def saved(folder: Path) -> tuple[saveslot.AgentSession, list[tuple[str, st
 
 
 @pytest.mark.faults
-def test_killed_at_random_it_finishes_with_every_turn_once(tmp_path):
+def test_tutor_killed_at_random_says_every_turn_once(tmp_path):
     """After kills with -9 at random moments the lesson ends, and each turn was said once, in order."""
     chance = random.Random(11)
-    told = kills = 0  # how many turns a process could tell of
+    answer = kills = 0  # how many turns a process could tell of
     while True:
         with start(tmp_path) as tutor:
             if early := kills < KILLS and chance.random() < 0.3:
@@ -71,11 +71,11 @@ def test_killed_at_random_it_finishes_with_every_turn_once(tmp_path):
             turns = rest(tutor)
         assert tutor.returncode in {0, -9}
         kills += tutor.returncode == -9
-        if found := re.search(r"(\d+) messages", first):
+        if match := re.search(r"(\d+) messages", first):
             # One more may have been saved than the process before could tell of.
-            assert int(found[1]) in {told, told + 1}
-            told = int(found[1]) + len(turns)
-            assert turns == TURNS[int(found[1]) : told]
+            assert int(match[1]) in {answer, answer + 1}
+            answer = int(match[1]) + len(turns)
+            assert turns == TURNS[int(match[1]) : answer]
         if tutor.returncode == 0:
             break
     assert kills > 2
@@ -89,7 +89,7 @@ def test_killed_at_random_it_finishes_with_every_turn_once(tmp_path):
     ]
 
 
-def test_it_runs_through_and_then_has_nothing_to_do(tmp_path):
+def test_second_run_has_nothing_to_do(tmp_path):
     """Without a kill the lesson is given once; a second run says nothing more."""
     for turns in (TURNS, []):
         with start(tmp_path, "--pace", "0") as tutor:

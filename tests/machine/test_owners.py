@@ -1,4 +1,4 @@
-"""Two owners, clocks turned by hand, answers that get lost: each session is one owner's, and nothing is doubled."""
+"""Two owners, manual clocks, lost answers: each session has one owner, and nothing is doubled."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from saveslot import SaveslotError, manager, slot
-from saveslot.held import Held
-from saveslot.model import Kind
-from saveslot.slot import Draft, Slot
-from saveslot.slots import Doubts
-from saveslot.steps import Journal
+from saveslot import SaveslotError
+from saveslot.session import draft
+from saveslot.session.change import Passerby
+from saveslot.session.draft import Draft
+from saveslot.session.held import Held
+from saveslot.session.log import Log
+from saveslot.session.retries import Calls
+from saveslot.session.steps import Journal
 from saveslot.stores.sqlite import SqliteStore
-from saveslot.testing.owners import Boom, OwnersMachine
+from saveslot.values.kinds import Kind
+from tests.harness.owners import Boom, OwnersMachine
 
 QUICK = settings(
-    max_examples=100,
+    max_examples=60,
     stateful_step_count=40,
     deadline=None,
     report_multiple_bugs=False,
@@ -44,7 +47,7 @@ def on_sqlite(folder: Path) -> type[OwnersMachine]:
 
 
 def test_owners_follow_the_model():
-    """Whoever holds, claims, dies, comes back or meddles, each session is one owner's and holds what the model says."""
+    """Through holds, claims, deaths, returns and outside changes, each session has one owner and matches the model."""
     run_state_machine_as_test(OwnersMachine, settings=QUICK)
 
 
@@ -64,34 +67,40 @@ async def nothing(*_):
     return None
 
 
+def released(self, note=None, *, release=Draft.release):
+    release(self, None)
+
+
 PLANTED = {
+    "errors that are forgotten": (Draft, "release", released),
+    "cancellations that are forgotten": (Held, "heard", nothing),
     "fences that do not rise": (Draft, "raise_fence", lambda _: None),
-    "a lease kept after the end": (slot, "ENDING_KINDS", frozenset({Kind.TOMBSTONE})),
-    "others save in what is held": (manager, "OWNERS_ALONE", frozenset()),
-    "writes in doubt that are forgotten": (Slot, "settle", nothing),
-    "creations in doubt that are forgotten": (Doubts, "get", lambda *_: None),
+    "a lease kept after the end": (draft, "ENDING_KINDS", frozenset({Kind.TOMBSTONE})),
+    "others save in what is held": (Passerby, "_free", nothing),
+    "writes in doubt that are forgotten": (Log, "settle", nothing),
+    "creations in doubt that are forgotten": (Calls, "take", lambda *_: None),
     "steps that are forgotten": (Journal, "find", Journal.new),
 }
 
 
 @pytest.mark.parametrize("fault", PLANTED)
-def test_the_machine_sees(fault, monkeypatch):
-    """A planted fault is met within a few hundred histories."""
+def test_machine_catches(fault, monkeypatch):
+    """A planted fault is caught within a few hundred histories."""
     monkeypatch.setattr(*PLANTED[fault])
     quick = settings(QUICK, max_examples=500, phases=[Phase.generate], derandomize=True, database=None)
     with pytest.raises((AssertionError, SaveslotError, Boom)):
         run_state_machine_as_test(OwnersMachine, settings=quick)
 
 
-def test_the_machine_sees_what_is_written_after_a_release(monkeypatch):
-    """A planted fault, a verb that waits behind a release and is written all the same, is met by callers at once."""
-    monkeypatch.setattr(Held, "_check_ours", lambda _: None)
+def test_machine_catches_a_write_after_a_release(monkeypatch):
+    """A planted fault, a call queued after a release that still writes, is caught by concurrent callers."""
+    monkeypatch.setattr(Held, "meet", nothing)
     with pytest.raises(AssertionError):
         crowded(300)
 
 
-def test_callers_of_a_holder_at_once():
-    """Whoever of them leaves, and when: all are answered, each write is there once, and none after a release."""
+def test_concurrent_callers_of_a_holder():
+    """Whichever is cancelled, and when, all get an answer, each write lands once, and none after a release."""
     crowded(100)
 
 

@@ -1,4 +1,4 @@
-"""What makes no sense is refused by `InvalidInput` that names the argument, in the same words on every store."""
+"""Invalid arguments raise `InvalidInput` that names the argument, in the same words on every store."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+import saveslot
 from saveslot import InvalidInput, InvalidTransition, NotFound, SessionManager
 
 HALF = "\ud800"  # of a surrogate pair: no database holds it
@@ -16,37 +17,47 @@ NUMBERS = ["1", 1.5, True, None, [1]]
 
 
 async def refused(call) -> InvalidInput:
-    with pytest.raises(InvalidInput) as told:
-        async with asyncio.timeout(5):  # a watch that takes a wrong cursor waits
+    with pytest.raises(InvalidInput) as error:
+        async with asyncio.timeout(60):  # a watch that takes a wrong cursor waits
             await call
-    return told.value
+    return error.value
 
 
 @pytest.mark.parametrize("wrong", [[1], 5, "x", b"x", [("messages", [1])]])
-async def test_what_is_appended_is_a_dict(sessions, session, wrong):
-    """Anything else is refused, to an id, a value and a holder alike, and nothing is saved."""
+async def test_append_requires_a_dict(sessions, session, wrong):
+    """Anything else is refused, for an id, a value and a holder alike, and nothing is saved."""
     sid = session.session_id
     for which in (sid, session):
-        told = await refused(sessions.checkpoint(which, "one", append=wrong))
-        assert str(told) == f"append: must be a dict of lists, not {type(wrong).__name__}"
+        error = await refused(sessions.checkpoint(which, "one", append=wrong))
+        assert str(error) == f"append: must be a dict of lists, not {type(wrong).__name__}"
     async with sessions.hold(sid) as held:
         assert (await refused(held.checkpoint("one", append=wrong))).path == "append"
     assert await sessions.get_data(sid) == {}
 
 
+@pytest.mark.parametrize(
+    "verb", ["delete_session", "history", "get_data", "get_session", "fork", "export", "pin", "log"]
+)
+async def test_a_value_where_an_id_is_expected(sessions, session, verb):
+    """The error says what to pass, and the session is as it was."""
+    error = await refused(getattr(sessions, verb)(session))
+    assert str(error).endswith("must be text, not AgentSession; pass its session_id")
+    assert len(await sessions.history(session.session_id)) == 1
+
+
 @pytest.mark.parametrize("wrong", [None, "a-name", 5, {}])
-async def test_only_a_session_value_is_updated_or_refreshed(sessions, wrong):
-    """An id has nothing staged: it is refused, and what to hand over is said."""
+async def test_update_and_refresh_require_a_session_value(sessions, wrong):
+    """An id has nothing staged: it is refused, and the error says what to pass."""
     for call in (sessions.update_session(wrong), sessions.refresh(wrong)):
-        told = await refused(call)
-        assert told.path == "session"
-        assert type(wrong).__name__ in told.reason
-        assert "get_session" in told.reason
+        error = await refused(call)
+        assert error.path == "session"
+        assert type(wrong).__name__ in error.reason
+        assert "get_session" in error.reason
 
 
 @pytest.mark.parametrize("wrong", NUMBERS)
-async def test_a_number_is_a_whole_one(sessions, session, wrong):
-    """Text, a fraction and a bool are none, wherever so many are asked for; None only where it means all."""
+async def test_counts_must_be_integers(sessions, session, wrong):
+    """Text, fractions and bools are refused wherever a count is expected; None is allowed only where it means all."""
     sid = session.session_id
     calls = {
         "limit": [sessions.find(limit=wrong), sessions.claim(limit=wrong), sessions.keeper.start(limit=wrong)],
@@ -56,15 +67,15 @@ async def test_a_number_is_a_whole_one(sessions, session, wrong):
         calls["limit"] += [sessions.history(sid, limit=wrong), sessions.log(sid, limit=wrong)]
         calls["history"] = [sessions.get_session(sid, history=wrong)]
         calls["after"] = [anext(sessions.watch(sid, after=wrong))] if wrong != "1" else []
-    for path, asked in calls.items():
-        for call in asked:
-            told = await refused(call)
-            assert told.path == path
-            assert "number" in told.reason
+    for path, query in calls.items():
+        for call in query:
+            error = await refused(call)
+            assert error.path == path
+            assert "number" in error.reason
 
 
-async def test_a_number_is_not_too_small(sessions, session):
-    """A page and a claim are of 1 at least, what is kept of a history of 0; a seq is no negative one."""
+async def test_counts_have_a_minimum(sessions, session):
+    """Page sizes and claim limits are at least 1, retention counts at least 0, and a seq is not negative."""
     sid = session.session_id
     for path, call in [
         ("limit", sessions.find(limit=0)),
@@ -80,22 +91,22 @@ async def test_a_number_is_not_too_small(sessions, session):
         assert (await refused(call)).path == path
 
 
-async def test_a_number_beyond_all_there_is_means_all(sessions, session):
-    """Every store answers, with everything."""
+async def test_huge_limits_return_everything(sessions, session):
+    """Every store answers a huge limit with everything."""
     sid = session.session_id
     await sessions.checkpoint(sid, "one", {"n": 1})
-    assert [found.session_id for found in await sessions.find(limit=HUGE)] == [sid]
+    assert [session.session_id for session in await sessions.find(limit=HUGE)] == [sid]
     assert (await sessions.find(limit=HUGE)).next is None
     assert len(await sessions.history(sid, limit=HUGE)) == len(await sessions.log(sid, limit=HUGE)) == 2
-    found = await sessions.get_session(sid, history=HUGE)
-    assert found is not None
-    assert [made.data for made in found.checkpoints][1] == {"n": 1}
+    loaded = await sessions.get_session(sid, history=HUGE)
+    assert loaded is not None
+    assert [checkpoint.data for checkpoint in loaded.checkpoints][1] == {"n": 1}
     assert (await sessions.analytics(sample=HUGE))["looked_at"]["sessions"] == 1
     assert await sessions.claim(limit=HUGE) == []
 
 
-async def test_an_age_beyond_all_times_is_reached_by_nothing(sessions, others, clock):
-    """The longest timedelta is an age like any other: nothing is as old, on every store."""
+async def test_longest_timedelta_matches_nothing(sessions, others, clock):
+    """The longest timedelta is a valid age that no session reaches, on every store."""
     await sessions.create_session("tutor", session_id="silent")
     done = await sessions.create_session("tutor", session_id="done")
     done.complete()
@@ -108,9 +119,29 @@ async def test_an_age_beyond_all_times_is_reached_by_nothing(sessions, others, c
     assert (await others.thin("silent", grace=timedelta.max)).emptied == 0
 
 
-@pytest.mark.parametrize("wrong", [5, "1d", timedelta(-1)])
-async def test_an_age_is_a_timedelta(sessions, session, wrong):
-    """Of 0 or more, wherever one is asked for."""
+async def test_durations_are_seconds_or_timedeltas(clock, fresh, others):
+    """Wherever a duration is expected, seconds and a timedelta mean the same."""
+    for hour in (3600, 3600.0, timedelta(hours=1)):
+        sessions = fresh(worker_ttl=hour, worker_beat=timedelta(seconds=1), session_ttl_hours=timedelta(hours=2))
+        assert sessions.session_ttl_hours == 2
+        session = await sessions.create_session("tutor")
+        assert await others.cleanup_stale_sessions(hour) == 0
+        clock.pass_hours(1.1)
+        assert len(await sessions.find(level="cached", max_age=hour)) >= 1
+        assert await others.cleanup_stale_sessions(hour) == 1
+        assert session.session_id not in (await others.gc(hour, grace=hour)).sessions
+        clock.pass_hours(1.1)
+        assert session.session_id in (await others.gc(hour, grace=hour)).sessions
+        assert (await sessions.analytics(bucket=hour))["sessions"] == 0
+        await sessions.thin_all(grace=hour)
+        assert saveslot.Retention(max_age=hour) == saveslot.Retention(max_age=timedelta(hours=1))
+        await sessions.keeper.start(stale_after=hour, gc_after=hour, tidy_every=hour)
+        await sessions.keeper.stop()
+
+
+@pytest.mark.parametrize("wrong", [-5, "1d", True, float("nan"), timedelta(-1)])
+async def test_a_wrong_duration_is_refused(sessions, session, wrong):
+    """A duration is seconds or a timedelta of 0 or more, wherever one is expected."""
     for path, call in [
         ("max_age", sessions.cleanup_stale_sessions(wrong)),
         ("older_than", sessions.gc(wrong)),
@@ -124,8 +155,8 @@ async def test_an_age_is_a_timedelta(sessions, session, wrong):
 
 
 @pytest.mark.parametrize("wrong", ["1", None, True, float("nan"), -1])
-async def test_seconds_are_a_number(sessions, session, fresh, wrong):
-    """Of 0 or more, wherever so many are asked for; infinity is one, and means always."""
+async def test_seconds_must_be_a_number(sessions, session, fresh, wrong):
+    """Seconds are a number of 0 or more; infinity is allowed, and means always."""
 
     async def opened(**options):
         return fresh(**options)
@@ -146,13 +177,13 @@ async def test_seconds_are_a_number(sessions, session, fresh, wrong):
 
 
 @pytest.mark.parametrize("wrong", ["ab", ("a",), ("a", "b", "c")])
-async def test_what_lies_between_has_two_ends(sessions, wrong):
-    """A pair of names; a text of two letters is none."""
+async def test_between_requires_a_pair(sessions, wrong):
+    """`between` is a pair of names; a two-letter string is refused."""
     assert (await refused(sessions.analytics(between=wrong))).path == "between"
 
 
 @pytest.mark.parametrize(
-    ("asked", "path"),
+    ("query", "path"),
     [
         ({"text": 5}, "text"),
         ({"text": HALF}, "text"),
@@ -168,43 +199,44 @@ async def test_what_lies_between_has_two_ends(sessions, wrong):
         ({"labels": {"team": 5}}, "labels.team"),
         ({"labels": {"team": HALF}}, "labels.team"),
         ({"labels": {HALF: "red"}}, "labels"),
+        ({"labels": {str(n): "x" for n in range(2000)}}, "labels"),
     ],
 )
-async def test_a_filter_is_what_a_session_can_have(sessions, session, asked, path):
-    """Whoever asks for something else is told which filter it is; a list, a count and figures say the same."""
-    calls = [sessions.find(**asked), sessions.count(**asked)]
-    calls += [] if "prefix" in asked else [sessions.analytics(**asked)]
+async def test_filters_must_be_valid_session_values(sessions, session, query, path):
+    """The error names the invalid filter; find, count and analytics check it alike."""
+    calls = [sessions.find(**query), sessions.count(**query)]
+    calls += [] if "prefix" in query else [sessions.analytics(**query)]
     for call in calls:
-        told = await refused(call)
-        assert told.path == path
-        assert "SQL" not in told.reason
+        error = await refused(call)
+        assert error.path == path
+        assert "SQL" not in error.reason
 
 
-async def test_who_claims_names_an_agent_type(sessions):
-    """A claim and a keeper refuse what no agent type can be, at once."""
+async def test_claim_requires_an_agent_type(sessions):
+    """Claims and keepers refuse an invalid agent type at once."""
     for wrong in (5, HALF):
         assert (await refused(sessions.claim(wrong))).path == "agent_type"
         assert (await refused(sessions.keeper.start(agent_type=wrong))).path == "agent_type"
 
 
 @pytest.mark.parametrize(
-    "wrong", [5, "", "x", "1.00", "-.", *(f"{at}.{'0' * 32}" for at in ("f" * 40, "0x1", "1_0", " 1", "--1"))]
+    "wrong", [5, "", "x", "1.0", "-.", *(f"{at}.{'0' * 32}" for at in ("f" * 40, "0x1", "1_0", " 1", "--1"))]
 )
-async def test_a_page_goes_on_behind_a_page(sessions, session, wrong):
-    """Only `next` of a page is a cursor."""
+async def test_page_cursor_must_come_from_a_page(sessions, session, wrong):
+    """Only a page's `next` is a cursor."""
     assert (await refused(sessions.find(after=wrong))).path == "after"
 
 
 @pytest.mark.parametrize("wrong", ["-5", "", "x", " 1", "1_0", "9" * 40, "٣", HALF, 1.5, True, b"1"])
-async def test_a_watch_goes_on_behind_an_event(sessions, session, wrong):
-    """Only an event's cursor is one: not a negative number, which would lead to the end of a list."""
+async def test_watch_cursor_must_come_from_an_event(sessions, session, wrong):
+    """Only an event's cursor is valid, not a negative number, which would index from the end of a list."""
     for call in (anext(sessions.watch(after=wrong)), anext(sessions.watch(session.session_id, after=wrong))):
         assert (await refused(call)).path == "after"
 
 
 @pytest.mark.parametrize("wrong", [HALF, f"one{HALF}", "a\0", 1.5, None, b"one"])
-async def test_a_ref_is_text_or_a_number(sessions, session, wrong):
-    """What no checkpoint can be called is refused, not looked for."""
+async def test_ref_must_be_text_or_a_number(sessions, session, wrong):
+    """A ref of any other type is refused without a lookup."""
     sid = session.session_id
     await sessions.checkpoint(sid, "one", {"n": 1})
     calls = [
@@ -221,24 +253,24 @@ async def test_a_ref_is_text_or_a_number(sessions, session, wrong):
         assert (await refused(sessions.history(sid, name=wrong))).path == "name"
 
 
-async def test_a_rule_is_a_retention(sessions, session):
-    """A number is none, for a new session and for a thinning."""
+async def test_rule_must_be_a_retention(sessions, session):
+    """A number is refused, for a new session and for thinning."""
     assert (await refused(sessions.create_session("tutor", session_id="s", retention=5))).path == "retention"
     assert (await refused(sessions.thin(session.session_id, 5))).path == "retention"
     assert await sessions.get_session("s") is None
 
 
 @pytest.mark.parametrize("wrong", ["x", -1, 0, 1.5, True, None])
-def test_the_limit_of_a_state_is_a_number_of_bytes(stores, wrong):
-    """One that would refuse every state later is refused when it is given."""
-    with pytest.raises(InvalidInput) as told:
+def test_max_state_bytes_must_be_usable(stores, wrong):
+    """A limit that would refuse every state is refused when it is set."""
+    with pytest.raises(InvalidInput) as error:
         SessionManager(store=stores[0], max_state_bytes=wrong)
-    assert told.value.path == "max_state_bytes"
+    assert error.value.path == "max_state_bytes"
 
 
 @pytest.mark.parametrize("wrong", [5, None, "print"])
-async def test_a_step_runs_a_function(sessions, session, wrong):
-    """What cannot be called is refused before the journal has an entry of it."""
+async def test_step_requires_a_callable(sessions, session, wrong):
+    """A value that cannot be called is refused before the journal has an entry for it."""
     async with sessions.hold(session.session_id) as held:
         assert (await refused(held.step("s", wrong))).path == "fn"
         assert await held.steps() == []
@@ -246,36 +278,36 @@ async def test_a_step_runs_a_function(sessions, session, wrong):
 
 
 @pytest.mark.parametrize("wrong", [None, b"{}", {}, 5])
-async def test_an_export_is_text(sessions, wrong):
-    """Bytes, a parsed dict and nothing at all are refused in words."""
+async def test_import_requires_text(sessions, wrong):
+    """Bytes, a parsed dict and None are refused with a clear error."""
     assert str(await refused(sessions.import_session(wrong))).startswith("import: must be the text of an export, not ")
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"kind": "nope"}, r"import\.entries\[1\]\.kind: 'nope' is in no export"),
-        ({"kind": "tombstone"}, r"import\.entries\[1\]\.kind: 'tombstone' is in no export"),
-        ({"kind": 5}, r"import\.entries\[1\]\.kind: 5 is in no export"),
-        ({"state": {"n": {"$saveslot": ["nope", 1]}}}, "import: holds a value that has an unknown type"),
-        ({"state": {"n": HALF}}, "import: holds a value that is not|import: holds half of a surrogate pair"),
+        ({"kind": "nope"}, r"import\.entries\[1\]\.kind: 'nope' is not a kind that exports contain"),
+        ({"kind": "tombstone"}, r"import\.entries\[1\]\.kind: 'tombstone' is not a kind that exports contain"),
+        ({"kind": 5}, r"import\.entries\[1\]\.kind: 5 is not a kind that exports contain"),
+        ({"state": {"n": {"$saveslot": ["nope", 1]}}}, "import: contains a value that has an unknown type"),
+        ({"state": {"n": HALF}}, "import: contains a value that is not|import: contains half of a surrogate pair"),
     ],
 )
-async def test_a_forged_export_is_told_what_is_wrong(sessions, session, change, says):
-    """Where and what, without advice for a damaged store."""
+async def test_forged_export_error_says_where(sessions, session, change, says):
+    """The error says where and what is wrong, without advice for a damaged store."""
     sid = session.session_id
     await sessions.checkpoint(sid, "one", {"n": 1})
-    told = json.loads(await sessions.export(sid))
-    told["entries"][1].update(change)
-    for text in (json.dumps(told), json.dumps(told, ensure_ascii=False)):
+    answer = json.loads(await sessions.export(sid))
+    answer["entries"][1].update(change)
+    for text in (json.dumps(answer), json.dumps(answer, ensure_ascii=False)):
         with pytest.raises(InvalidInput, match=says) as caught:
             await sessions.import_session(text, session_id="copy")
         assert "backup" not in str(caught.value)
         assert "Error" not in str(caught.value)
 
 
-async def test_a_state_is_named_with_its_article(sessions, session):
-    """An active session, a completed one."""
+async def test_state_names_take_the_right_article(sessions, session):
+    """Messages say "an active session" and "a completed session"."""
     with pytest.raises(InvalidTransition, match="cannot recover an active session"):
         session.recover()
     session.complete()
@@ -283,34 +315,36 @@ async def test_a_state_is_named_with_its_article(sessions, session):
         session.pause()
 
 
-async def test_a_session_made_anew_is_not_the_one_that_was_read(sessions, others):
-    """Who updates, saves to or refreshes the old value is told so in the same words; it is not said to be missing."""
+async def test_recreated_session_refuses_old_values(sessions, others):
+    """Updating, saving to or refreshing an old value raises the same error each time, and not that the session is
+    missing.
+    """
     old = await sessions.create_session("tutor", session_id="d1")
     await others.delete_session("d1")
     await others.create_session("tutor", session_id="d1")
-    with pytest.raises(NotFound, match="read the new one"):  # this manager has not heard of the new one yet
+    with pytest.raises(NotFound, match=r"load the new one|reload it"):  # this manager has not heard of the new one yet
         await sessions.update_session(old)
     for manager in (sessions, others):
-        told = set()
+        messages = set()
         for call in (manager.update_session, manager.refresh, lambda one, to=manager: to.checkpoint(one, "x", {})):
             with pytest.raises(NotFound) as caught:
                 await call(old)
-            told.add(str(caught.value))
-        assert told == {"session d1 was deleted and created anew; read the new one (get_session)"}
+            messages.add(str(caught.value))
+        assert messages == {"session d1 was deleted and recreated; reload it with get_session"}
 
 
-async def test_the_last_page_says_that_it_is(sessions):
-    """`next` is None on it, also when it is exactly full; on every other page it leads to a page with something."""
-    made = [(await sessions.create_session("tutor", user_id="anna")).session_id for _ in range(6)][::-1]
+async def test_last_page_has_no_next(sessions):
+    """The last page's `next` is None, even if it is exactly full; every other `next` leads to a non-empty page."""
+    created_sessions = [(await sessions.create_session("tutor", user_id="anna")).session_id for _ in range(6)][::-1]
     for limit in range(1, 8):
         seen, after, pages = [], None, 0
         while True:
             page = await sessions.find(user_id="anna", limit=limit, after=after)
             assert 0 < len(page) <= limit
-            seen += [found.session_id for found in page]
+            seen += [result.session_id for result in page]
             pages, after = pages + 1, page.next
             if after is None:
                 break
-        assert seen == made
+        assert seen == created_sessions
         assert pages == -(-6 // limit)
     assert (await sessions.find(user_id="nobody", limit=1)).next is None

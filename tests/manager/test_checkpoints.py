@@ -1,4 +1,4 @@
-"""Checkpoints: saved, found by ref, walked, rolled back, forked, compared."""
+"""Checkpoints: save, find by ref, walk, roll back, fork and diff."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRICKY = {
 
 
 def exact(value):
-    """Equality that tells 1, True and 1.0 apart, and the order of keys."""
+    """Equality that distinguishes 1, True and 1.0, and key order."""
     if isinstance(value, dict):
         return [(key, exact(item)) for key, item in value.items()]
     if isinstance(value, list):
@@ -39,8 +39,8 @@ def exact(value):
     return (type(value).__name__, repr(value))
 
 
-async def test_what_goes_in_comes_out_equal(sessions, others, session):
-    """A state of every storable kind is read back exactly, types and key order too; tuples as lists."""
+async def test_states_round_trip_exactly(sessions, others, session):
+    """A state of every storable kind is read back exactly, with types and key order; tuples come back as lists."""
     await sessions.checkpoint(session.session_id, "one", {**TRICKY, "tuple": (1, (2,))})
     read = await others.get_checkpoint(session.session_id)
     assert exact(read.data) == exact({**TRICKY, "tuple": [1, [2]]})
@@ -67,8 +67,8 @@ async def test_what_goes_in_comes_out_equal(sessions, others, session):
         ([1], "data"),
     ],
 )
-async def test_what_cannot_be_exact_is_refused_by_path(sessions, session, bad, path):
-    """NaN, other keys than text, unknown types, half surrogates: refused with the path, and nothing is stored."""
+async def test_unstorable_values_are_refused_by_path(sessions, session, bad, path):
+    """NaN, non-text keys, unknown types and lone surrogates are refused with their path, and nothing is stored."""
     await sessions.checkpoint(session.session_id, "good", {"n": 1})
     with pytest.raises(InvalidInput, match=path):
         await sessions.checkpoint(session.session_id, "bad", bad)
@@ -76,7 +76,7 @@ async def test_what_cannot_be_exact_is_refused_by_path(sessions, session, bad, p
     await sessions.checkpoint(session.session_id, "next", {"n": 2})
 
 
-async def test_limits_are_told(sessions, session):
+async def test_oversized_and_deep_states_are_refused(sessions, session):
     """A state over the limit is TooLarge with both numbers; one nested too deep is refused by path."""
     with pytest.raises(TooLarge) as caught:
         await sessions.checkpoint(session.session_id, "big", {"x": "a" * (17 * 1024 * 1024)})
@@ -89,7 +89,7 @@ async def test_limits_are_told(sessions, session):
     assert len(await sessions.history(session.session_id)) == 1
 
 
-async def test_a_long_session_reads_back_at_every_step(sessions, others, session, fresh):
+async def test_long_history_reads_back_at_every_entry(sessions, others, session, fresh):
     """Through patches, keyframes, rollbacks and restarts of the writer every checkpoint keeps its own data."""
     expected, data = [], {"messages": [], "turn": 0}
     writers = [sessions, others]
@@ -102,16 +102,16 @@ async def test_a_long_session_reads_back_at_every_step(sessions, others, session
         if turn % 60 == 59:
             writers = [writers[1], fresh()]
             await writers[0].refresh(session)
-        made = await writers[0].checkpoint(session.session_id, f"t{turn}", data)
-        expected.append((made.seq, data))
+        checkpoint = await writers[0].checkpoint(session.session_id, f"t{turn}", data)
+        expected.append((checkpoint.seq, data))
     history = {c.seq: c for c in await others.history(session.session_id)}
     for seq, data in expected:
         assert history[seq].data == data
     assert (await sessions.get_session(session.session_id, history="all")).checkpoints[-1].data == expected[-1][1]
 
 
-async def test_a_walk_shows_what_the_history_shows(sessions, session):
-    """Walking through gives every checkpoint once, in order, with its own data, across all the pieces it is read in."""
+async def test_walk_equals_history(sessions, session):
+    """A walk yields every checkpoint once, in order, with its own data, across all the chunks it reads."""
     for n in range(450):
         await sessions.checkpoint(session.session_id, f"c{n}", append={"list": [n]})
     walked = [(c.seq, c.name, c.data) async for c in sessions.walk(session.session_id)]
@@ -122,33 +122,33 @@ async def test_a_walk_shows_what_the_history_shows(sessions, session):
 
 
 async def test_append_and_patch_build_the_same_state(sessions, others, session, fresh):
-    """append= and patch= give what the whole state would have given."""
+    """append= and patch= store the same state as saving it whole."""
     sid = session.session_id
     await sessions.checkpoint(sid, "empty", append={"messages": [{"n": 0}]})
     await sessions.checkpoint(sid, "more", append={"messages": ({"n": 1}, {"n": 2}), "other": []})
     await sessions.checkpoint(sid, "patch", patch=[{"op": "add", "path": "/messages/-", "value": {"n": 3}}])
-    made = await sessions.checkpoint(
+    checkpoint = await sessions.checkpoint(
         sid,
         "edit",
         patch=[{"op": "replace", "path": "/messages/0/n", "value": "x"}, {"op": "add", "path": "/k", "value": 1}],
     )
     want = {"messages": [{"n": "x"}, {"n": 1}, {"n": 2}, {"n": 3}], "other": [], "k": 1}
-    assert made.data == want
+    assert checkpoint.data == want
     assert (await others.get_checkpoint(sid)).data == want
     assert (await others.get_checkpoint(sid, "more")).data == {"messages": [{"n": 0}, {"n": 1}, {"n": 2}], "other": []}
     assert (await fresh().checkpoint(sid, "cold", append={"messages": [4]})).data["messages"][-1] == 4
 
 
 async def test_returned_checkpoints_keep_their_own_data(sessions, session):
-    """A checkpoint handed out earlier still shows its own state after later appends changed the base in place."""
+    """A checkpoint returned earlier still shows its own state after later appends changed the base in place."""
     sid = session.session_id
-    made = [await sessions.checkpoint(sid, f"c{n}", append={"messages": [n]}) for n in range(30)]
-    for n, checkpoint in enumerate(made):
+    checkpoints = [await sessions.checkpoint(sid, f"c{n}", append={"messages": [n]}) for n in range(30)]
+    for n, checkpoint in enumerate(checkpoints):
         assert checkpoint.data == {"messages": list(range(n + 1))}
 
 
-async def test_bad_changes_are_refused_and_leave_the_state_alone(sessions, session):
-    """A wrong append or patch says where it is wrong; the next checkpoint builds on the untouched state."""
+async def test_bad_append_or_patch_leaves_the_state_unchanged(sessions, session):
+    """A wrong append or patch says where it is wrong; the next checkpoint builds on the unchanged state."""
     sid = session.session_id
     await sessions.checkpoint(sid, "one", {"messages": [1], "n": 1})
     for bad, path in (
@@ -157,16 +157,16 @@ async def test_bad_changes_are_refused_and_leave_the_state_alone(sessions, sessi
         ({"append": {"messages": [float("nan")]}}, r"append.*\[0\]"),
         ({"patch": [{"op": "remove", "path": "/nothing"}]}, r"patch\[0\]"),
         ({"patch": [{"op": "add", "path": "/messages/-", "value": {1: 2}}]}, "key"),
-        ({"data": {}, "append": {"messages": []}}, "several"),
+        ({"data": {}, "append": {"messages": []}}, "only one of"),
     ):
         with pytest.raises(InvalidInput, match=path):
             await sessions.checkpoint(sid, "bad", **bad)
-    made = await sessions.checkpoint(sid, "two", append={"messages": [2]})
-    assert made.data == {"messages": [1, 2], "n": 1}
-    assert made.seq == 3
+    checkpoint = await sessions.checkpoint(sid, "two", append={"messages": [2]})
+    assert checkpoint.data == {"messages": [1, 2], "n": 1}
+    assert checkpoint.seq == 3
 
 
-async def test_refs_name_what_they_say(sessions, session):
+async def test_refs_resolve_by_name_number_id_and_offset(sessions, session):
     """A ref is a name, a number, an id, latest or ~n; ~n counts data entries, numbers count everything."""
     sid = session.session_id
     session.checkpoint("a", {"n": 1})
@@ -187,16 +187,16 @@ async def test_refs_name_what_they_say(sessions, session):
 
 
 async def test_history_filters(sessions, session, clock):
-    """Since is exclusive, until inclusive, limit keeps the newest, name selects, all shows everything."""
+    """`since` is exclusive, `until` inclusive, `limit` keeps the newest, `name` selects, `all` shows everything."""
     sid = session.session_id
-    made = [await sessions.checkpoint(sid, "odd" if n % 2 else "even", {"n": n}) for n in range(10)]
+    checkpoints = [await sessions.checkpoint(sid, "odd" if n % 2 else "even", {"n": n}) for n in range(10)]
     await sessions.refresh(session)
     session.context["x"] = 1
     await sessions.update_session(session)
     shown = await sessions.history(sid)
     assert [c.seq for c in shown] == list(range(1, 12))
     assert [c.data["n"] for c in await sessions.history(sid, name="odd")] == [1, 3, 5, 7, 9]
-    since, until = made[3].timestamp, made[6].timestamp
+    since, until = checkpoints[3].timestamp, checkpoints[6].timestamp
     assert [c.data["n"] for c in await sessions.history(sid, since=since, until=until)] == [4, 5, 6]
     assert [c.data["n"] for c in await sessions.history(sid, since=since, limit=2)] == [8, 9]
     assert await sessions.history(sid, limit=0) == []
@@ -205,8 +205,8 @@ async def test_history_filters(sessions, session, clock):
         await sessions.history(sid, limit=-1)
 
 
-async def test_rollback_rolls_back_and_loses_nothing(sessions, others, session):
-    """A rollback is a new entry with the old data; what came between stays, and the way forward is open."""
+async def test_rollback_appends_and_loses_nothing(sessions, others, session):
+    """A rollback is a new entry with the old data; the entries in between stay, and can be rolled forward to."""
     sid = session.session_id
     for n in range(5):
         await sessions.checkpoint(sid, f"c{n}", {"n": n, "list": list(range(n))})
@@ -226,7 +226,7 @@ async def test_rollback_rolls_back_and_loses_nothing(sessions, others, session):
     assert [c.seq for c in await sessions.history(sid)] == list(range(1, 12))
 
 
-async def test_a_failed_session_is_taken_up_again_by_rollback(sessions, session):
+async def test_rollback_reactivates_a_failed_session(sessions, session):
     """Rolling a failed session back makes it active; its failure stays in the history."""
     session.checkpoint("good", {"n": 1})
     session.fail("boom", {"at": "step 2"})
@@ -238,7 +238,7 @@ async def test_a_failed_session_is_taken_up_again_by_rollback(sessions, session)
     await sessions.checkpoint(session.session_id, "next", {"n": 2})
 
 
-async def test_a_fork_goes_on_alone(sessions, others, session):
+async def test_fork_is_independent(sessions, others, session):
     """A fork starts from a checkpoint with the same context; neither session sees the other's later writes."""
     sid = session.session_id
     await sessions.checkpoint(sid, "one", {"n": 1}, {"why": "start"})
@@ -266,7 +266,7 @@ async def test_a_fork_goes_on_alone(sessions, others, session):
 
 
 async def test_diff_is_the_patch_between_two_checkpoints(sessions, session):
-    """It gives RFC 6902 operations, minimal for appended lists, across sessions too, typed values included."""
+    """A diff is RFC 6902 operations, minimal for appended lists, also across sessions, including typed values."""
     sid = session.session_id
     when = datetime(2026, 1, 1, tzinfo=UTC)
     await sessions.checkpoint(sid, "a", {"messages": [{"t": "x"}] * 3, "n": 1, "flag": 1})
@@ -287,8 +287,8 @@ async def test_diff_is_the_patch_between_two_checkpoints(sessions, session):
     assert await sessions.diff(sid, 1, "a") != []
 
 
-async def test_what_was_not_loaded_says_how_to_load_it(sessions, session):
-    """A history beyond the budget is listed but not loaded: such data raises with the way to get it, never None."""
+async def test_unloaded_data_raises_with_how_to_load_it(sessions, session):
+    """A history beyond the budget is listed but not loaded: its data raises with how to load it, never None."""
     sid = session.session_id
     for n in range(6):
         await sessions.checkpoint(sid, f"c{n}", {"blob": os.urandom(50_000)})
@@ -308,8 +308,8 @@ async def test_what_was_not_loaded_says_how_to_load_it(sessions, session):
         _ = big.checkpoints[1].data
 
 
-async def test_a_checkpoint_with_a_session_value_follows_what_it_has_seen(sessions, others, session):
-    """With a value the manager goes by what that value saw: it advances with each write and conflicts when stale."""
+async def test_checkpoint_by_value_conflicts_when_stale(sessions, others, session):
+    """With a value the manager uses the head that value saw: it advances with each write and conflicts when stale."""
     await sessions.checkpoint(session, "one", {"n": 1})
     await sessions.checkpoint(session, "two", {"n": 2})
     assert [c.name for c in session.checkpoints] == ["session_created", "one", "two"]
@@ -323,16 +323,16 @@ async def test_a_checkpoint_with_a_session_value_follows_what_it_has_seen(sessio
     assert stale.checkpoints[-1].data == {"n": 4}
 
 
-async def test_a_session_value_can_be_rolled_back_and_goes_on(sessions, others, session):
-    """A rollback takes a value too: a stale one is refused, a current one has seen the new entry and its state."""
+async def test_rollback_by_value_advances_it(sessions, others, session):
+    """Rollback accepts a value: a stale one is refused, a current one then has the new entry and its state."""
     await sessions.checkpoint(session, "one", {"n": 1})
     stale = await others.get_session(session.session_id)
     session.fail("boom")
     await sessions.update_session(session)
     with pytest.raises(Conflict):
         await others.rollback(stale, "one")
-    made = await sessions.rollback(session, "one")
-    assert session.checkpoints[-1] == made
+    checkpoint = await sessions.rollback(session, "one")
+    assert session.checkpoints[-1] == checkpoint
     assert session.state is SessionState.ACTIVE
     await sessions.checkpoint(session, "two", {"n": 2})
     session.complete()
@@ -341,8 +341,8 @@ async def test_a_session_value_can_be_rolled_back_and_goes_on(sessions, others, 
 
 
 @pytest.mark.parametrize("wrong", [None, 7, {}, [], b"x"])
-async def test_what_is_no_session_is_refused(sessions, wrong):
-    """Where a session or its id is asked for, anything else raises InvalidInput."""
+async def test_non_session_arguments_are_refused(sessions, wrong):
+    """Where a session or its id is expected, anything else raises InvalidInput."""
     for call in (
         sessions.checkpoint(wrong, "x", {}),
         sessions.rollback(wrong, "x"),
@@ -354,20 +354,20 @@ async def test_what_is_no_session_is_refused(sessions, wrong):
             await call
 
 
-async def test_bad_metadata_leaves_the_state_alone(sessions, session):
-    """An append refused for its metadata has not touched the state that the next one builds on."""
+async def test_bad_metadata_leaves_the_state_unchanged(sessions, session):
+    """An append refused for its metadata does not change the state that the next one builds on."""
     sid = session.session_id
     await sessions.checkpoint(sid, "one", {"messages": [1]})
     for bad in ({"x": object()}, {"x": "a" * (17 * 1024 * 1024)}, [1]):
         with pytest.raises((InvalidInput, TooLarge)):
             await sessions.checkpoint(sid, "bad", append={"messages": [2]}, metadata=bad)
-    made = await sessions.checkpoint(sid, "two", append={"messages": [3]})
-    assert made.data == {"messages": [1, 3]}
+    checkpoint = await sessions.checkpoint(sid, "two", append={"messages": [3]})
+    assert checkpoint.data == {"messages": [1, 3]}
     assert (await sessions.get_checkpoint(sid)).data == {"messages": [1, 3]}
 
 
-async def test_impossible_refs_and_numbers_are_told(sessions, session):
-    """A ref beyond any log is NotFound; a limit, cursor or text that no database takes is never a raw error."""
+async def test_impossible_refs_and_numbers_raise_typed_errors(sessions, session):
+    """A ref beyond any log is NotFound; a limit, cursor or text that no database accepts is never a raw error."""
     sid = session.session_id
     await sessions.checkpoint(sid, "one", {"n": 1})
     huge = "9" * 30
@@ -392,8 +392,8 @@ async def test_impossible_refs_and_numbers_are_told(sessions, session):
             continue
 
 
-async def test_a_larger_limit_holds_for_appends(stores):
-    """Where max_state_bytes allows more than 16 MB, an append may be as large, and its limit is told."""
+async def test_raised_max_state_bytes_applies_to_appends(stores):
+    """Where max_state_bytes allows more than 16 MB, an append may be as large, and its error names that limit."""
     sessions = saveslot.SessionManager(store=stores[0], max_state_bytes=40_000_000)
     sid = (await sessions.create_session("tutor")).session_id
     await sessions.checkpoint(sid, "one", append={"parts": ["x" * 18_000_000]})
@@ -402,8 +402,8 @@ async def test_a_larger_limit_holds_for_appends(stores):
     assert len((await sessions.get_checkpoint(sid)).data["parts"]) == 1
 
 
-async def test_a_value_rolls_back_only_what_it_has_seen(sessions, others, session):
-    """A rollback with a value is a Conflict when another process wrote on, however fresh this manager's knowledge."""
+async def test_stale_value_rollback_is_a_conflict(sessions, others, session):
+    """Rolling back by value is a Conflict if another process wrote since, even if this manager already knows of it."""
     await sessions.checkpoint(session, "one", {"n": 1})
     await others.checkpoint(session.session_id, "theirs", {"n": 2})
     with pytest.raises(Conflict):
@@ -411,8 +411,8 @@ async def test_a_value_rolls_back_only_what_it_has_seen(sessions, others, sessio
     assert [c.name for c in await others.history(session.session_id)] == ["session_created", "one", "theirs"]
 
 
-async def test_a_value_rolled_back_has_seen_no_more_than_that(sessions, session, monkeypatch):
-    """What others write right behind a value's rollback is news to that value."""
+async def test_value_has_not_seen_writes_after_its_rollback(sessions, session, monkeypatch):
+    """Writes by others right after a value's rollback are new to that value."""
     sid = session.session_id
     await sessions.checkpoint(session, "one", {"n": 1})
     read = sessions.get_checkpoint
@@ -428,3 +428,23 @@ async def test_a_value_rolled_back_has_seen_no_more_than_that(sessions, session,
     await asyncio.gather(rolling, sessions.checkpoint(sid, "behind", {"n": 2}))
     with pytest.raises(Conflict):
         await sessions.checkpoint(session, "two", {"n": 3})
+
+
+@pytest.mark.parametrize("beside", [None, b"tagged", "7" * 5000], ids=["plain", "tagged", "digits"])
+async def test_longest_integers_are_read_back_and_longer_ones_refused(fresh, session, beside):
+    """4,300 digits, or 4,299 and a sign, in data, appended items, metadata and context."""
+    sessions, sid = fresh(), session.session_id
+    for n in (10**4300 - 1, 1 - 10**4299):
+        await sessions.checkpoint(sid, "n", {"n": n, "list": [n], "beside": beside}, metadata={"n": n})
+        await sessions.checkpoint(sid, "more", append={"list": [n]})
+        result = await fresh().get_data(sid)
+        assert result == {"n": n, "list": [n, n], "beside": beside}
+        assert (await fresh().get_checkpoint(sid, "n")).metadata == {"n": n}
+    for n in (10**4300, -(10**4299), -(10**4300)):
+        for call in ({"data": {"n": n, "b": beside}}, {"append": {"list": [n, beside]}}, {"patch": [
+            {"op": "replace", "path": "/n", "value": n}]}, {"data": {}, "metadata": {"n": [n, beside]}}):  # fmt: skip
+            with pytest.raises(InvalidInput, match="integer of more than 4,"):
+                await sessions.checkpoint(sid, "refused", **call)
+        with pytest.raises(InvalidInput, match="integer of more than 4,"):
+            await sessions.create_session("tutor", context={"n": n, "b": beside})
+    assert await fresh().get_data(sid) == result

@@ -1,4 +1,4 @@
-"""How new an answer is: `strong` and `session` miss nothing acknowledged, `cached` is as old as asked for at most."""
+"""Read levels: `strong` includes every acknowledged write, `cached` is at most `max_age` seconds old."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,9 +21,9 @@ async def pair(tmp_path: Path) -> AsyncIterator[tuple[SessionManager, SessionMan
 
 async def seen(sessions: SessionManager, level: str, max_age: float) -> tuple[object, ...]:
     how = {"level": level, "max_age": max_age}
-    found = await sessions.get_session("s", **how)
+    session = await sessions.get_session("s", **how)
     return (
-        found and len(found.checkpoints),
+        session and len(session.checkpoints),
         len(await sessions.find(**how)),
         len(await sessions.get_active_sessions(**how)),
         await sessions.count(**how),
@@ -31,8 +31,8 @@ async def seen(sessions: SessionManager, level: str, max_age: float) -> tuple[ob
     )
 
 
-async def test_only_cached_answers_may_be_old(pair: tuple[SessionManager, SessionManager]) -> None:
-    """And those no older than asked for: with no age at all they are as new as the others."""
+async def test_only_cached_reads_may_be_stale(pair: tuple[SessionManager, SessionManager]) -> None:
+    """Cached reads are at most `max_age` old; with a `max_age` of 0 they are as new as strong ones."""
     one, two = pair
     await one.create_session("tutor", session_id="s")
     before = (1, 1, 1, 1, 1)
@@ -41,17 +41,17 @@ async def test_only_cached_answers_may_be_old(pair: tuple[SessionManager, Sessio
     await one.create_session("tutor", session_id="t")
     now = (2, 2, 2, 2, 2)
     assert await seen(two, "cached", YEAR) == before
-    assert await seen(two, "strong", YEAR) == await seen(two, "session", YEAR) == now
+    assert await seen(two, "strong", YEAR) == now
     assert await seen(two, "cached", 0) == now
     assert await seen(two, "cached", YEAR) == now
     await one.delete_session("s")
     await one.delete_session("t")
     assert await seen(two, "cached", YEAR) == now
-    assert await seen(two, "session", YEAR) == (None, 0, 0, 0, 0)
+    assert await seen(two, "strong", YEAR) == (None, 0, 0, 0, 0)
 
 
-async def test_a_cached_session_is_the_callers_own(pair: tuple[SessionManager, SessionManager]) -> None:
-    """What one caller does to a value, another does not see; such a value can be saved like any other."""
+async def test_cached_sessions_are_not_shared(pair: tuple[SessionManager, SessionManager]) -> None:
+    """One caller's changes to a value are not visible to another; a cached value can be saved like any other."""
     one, two = pair
     await one.create_session("tutor", session_id="s", context={"list": [1]})
     first = await two.get_session("s", level="cached", max_age=YEAR)
@@ -66,21 +66,21 @@ async def test_a_cached_session_is_the_callers_own(pair: tuple[SessionManager, S
         await two.update_session(second)
 
 
-async def test_a_question_under_way_is_shared(pair: tuple[SessionManager, SessionManager]) -> None:
-    """Fifty dashboards ask the store once; who leaves takes nothing from the others."""
+async def test_concurrent_cached_reads_share_one_query(pair: tuple[SessionManager, SessionManager]) -> None:
+    """Fifty dashboards cause one query; a cancelled caller does not affect the others."""
     one, two = pair
     await one.create_session("tutor", session_id="s")
     asking = [asyncio.create_task(two.count(level="cached")) for _ in range(50)]
     await asyncio.sleep(0)
     asking[0].cancel()
     assert await asyncio.gather(*asking[1:]) == [1] * 49
-    told = await two.metrics()
-    assert told["database"]["count"]["calls"] == 1
-    assert (told["memory"]["cached_hits"], told["memory"]["cached_misses"]) == (49, 1)
+    metrics = await two.metrics()
+    assert metrics["database"]["count"]["calls"] == 1
+    assert (metrics["memory"]["cached_hits"], metrics["memory"]["cached_misses"]) == (49, 1)
 
 
-async def test_what_failed_is_not_remembered() -> None:
-    """The next one asks again."""
+async def test_failed_reads_are_not_cached() -> None:
+    """The next read queries the store again."""
     sessions = SessionManager()
     await sessions.close()
     for _ in range(2):
@@ -90,8 +90,8 @@ async def test_what_failed_is_not_remembered() -> None:
 
 
 @pytest.mark.parametrize(("how", "path"), [({"level": "eventual"}, "level"), ({"max_age": -1}, "max_age")])
-async def test_levels_are_checked(how: dict[str, object], path: str) -> None:
-    """A misspelt one is an error, not another level."""
+async def test_unknown_level_is_refused(how: dict[str, object], path: str) -> None:
+    """A misspelt level is an error and does not fall back to another level."""
     async with SessionManager() as sessions:
         with pytest.raises(saveslot.InvalidInput, match=path):
             await sessions.find(**how)

@@ -1,4 +1,4 @@
-"""Sessions: created, read, updated, found, swept, deleted."""
+"""Sessions: create, read, update, find, sweep and delete."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import saveslot
 from saveslot import AlreadyExists, Conflict, InvalidInput, InvalidTransition, NotFound, SessionState, Unavailable
 
 
-async def test_a_created_session_is_read_back_equal(sessions, others):
-    """Everything set at creation is read back by any manager, metadata and labels too."""
-    made = await sessions.create_session(
+async def test_created_session_is_read_back_equal(sessions, others):
+    """Any manager reads back everything set at creation, including metadata and labels."""
+    session = await sessions.create_session(
         "grader", user_id="ben", context={"a": [1, 2]}, metadata={"run": 7}, labels={"team": "red"}
     )
-    read = await others.get_session(made.session_id)
-    assert read == made
+    read = await others.get_session(session.session_id)
+    assert read == session
     assert (read.agent_type, read.user_id, read.metadata, read.labels) == ("grader", "ben", {"run": 7}, {"team": "red"})
     assert [(c.name, c.data) for c in read.checkpoints] == [
         ("session_created", {"agent_type": "grader", "user_id": "ben"})
@@ -24,8 +24,8 @@ async def test_a_created_session_is_read_back_equal(sessions, others):
     assert read.created_at == read.last_heartbeat == read.checkpoints[0].timestamp
 
 
-async def test_an_unknown_session_is_none_to_get_and_not_found_elsewhere(sessions):
-    """get_session answers None; every other verb says NotFound."""
+async def test_unknown_session_is_none_or_not_found(sessions):
+    """get_session returns None; every other call raises NotFound."""
     assert await sessions.get_session("nobody") is None
     assert await sessions.get_session("../x") is None
     for call in (
@@ -46,7 +46,7 @@ async def test_an_unknown_session_is_none_to_get_and_not_found_elsewhere(session
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 1000, "a\nb", "nul\0", "\ud800", 7])
-async def test_impossible_ids_are_refused_by_name(sessions, bad):
+async def test_impossible_ids_are_refused(sessions, bad):
     """An id that no store could keep raises InvalidInput and stores nothing."""
     with pytest.raises(InvalidInput, match="session_id"):
         await sessions.create_session("tutor", session_id=bad)
@@ -56,23 +56,23 @@ async def test_impossible_ids_are_refused_by_name(sessions, bad):
 
 
 @pytest.mark.parametrize("odd", ["../x", "a:7", "a b", "日本", "x" * 200, "'; drop table sessions", "%_", "@latest"])
-async def test_odd_but_possible_ids_are_kept_exactly(sessions, others, odd):
-    """Any other text is an id like any other, and never a path or a piece of SQL."""
+async def test_odd_ids_are_kept_exactly(sessions, others, odd):
+    """Any other text is a valid id, and is never treated as a path or SQL."""
     await sessions.create_session("tutor", session_id=odd)
     await sessions.checkpoint(odd, "one", {"n": 1})
     assert (await others.get_checkpoint(odd, f"{odd}:2")).data == {"n": 1}
-    assert [found.session_id for found in await others.find()] == [odd]
+    assert [session.session_id for session in await others.find()] == [odd]
 
 
-async def test_an_id_is_taken_once(sessions, others, session):
-    """A second session with the same id is refused and the first is untouched."""
+async def test_duplicate_id_is_refused(sessions, others, session):
+    """A second session with the same id is refused and the first is unchanged."""
     with pytest.raises(AlreadyExists, match=session.session_id):
         await others.create_session("grader", session_id=session.session_id)
     assert await others.get_session(session.session_id) == session
 
 
-async def test_update_appends_what_was_staged_in_one_step(sessions, others, session):
-    """Checkpoints, lifecycle and changed dicts land together, in order, and the same object goes on."""
+async def test_update_appends_staged_entries_together(sessions, others, session):
+    """Checkpoints, lifecycle changes and changed dicts land together, in order, and the value stays usable."""
     session.checkpoint("one", {"n": 1})
     session.context["more"] = {"deep": [1]}
     session.context["more"]["deep"].append(2)
@@ -94,8 +94,8 @@ async def test_update_appends_what_was_staged_in_one_step(sessions, others, sess
     assert read.checkpoints[-1].data == {"result": {"grade": "A"}}
 
 
-async def test_an_update_with_nothing_staged_is_a_heartbeat_and_no_checkpoint(sessions, others, session, clock):
-    """update_session always moves last_heartbeat; alone it adds nothing to the log."""
+async def test_empty_update_is_only_a_heartbeat(sessions, others, session, clock):
+    """update_session always moves last_heartbeat; with nothing staged it adds nothing to the log."""
     clock.pass_hours(3)
     before = session.last_heartbeat
     await sessions.update_session(session)
@@ -105,8 +105,8 @@ async def test_an_update_with_nothing_staged_is_a_heartbeat_and_no_checkpoint(se
     assert len(await others.history(session.session_id, all=True)) == 1
 
 
-async def test_a_late_writer_is_refused_and_loses_nothing(sessions, others, session):
-    """On Conflict nothing of either side is lost: staged stays staged, refresh takes the news in, then it lands."""
+async def test_stale_update_conflicts_and_loses_nothing(sessions, others, session):
+    """A Conflict loses neither side's changes: staged entries stay staged, and land after a refresh."""
     theirs = await others.get_session(session.session_id)
     theirs.checkpoint("theirs", {"by": "them"})
     theirs.context["theirs"] = 1
@@ -129,8 +129,36 @@ async def test_a_late_writer_is_refused_and_loses_nothing(sessions, others, sess
     assert read.context == {"topic": "fractions", "theirs": 1, "mine": 1}
 
 
-async def test_a_value_that_no_store_gave_must_be_refreshed_first(sessions, session):
-    """A session from a dict has seen nothing: its update is a Conflict until it was refreshed."""
+@pytest.mark.parametrize(
+    ("before", "mine"), [(True, 1), (1, 1.0), (0, False), (0.0, -0.0), ([1], [True]), ({"a": [1]}, {"a": [1.0]})]
+)
+async def test_refresh_keeps_a_change_to_an_equal_value_of_another_type(sessions, others, before, mine):
+    """Python's == calls 1, 1.0 and True equal, and 0.0 and -0.0; as stored they differ."""
+    session = await sessions.create_session("tutor", context={"x": before}, metadata={"x": before})
+    theirs = await others.get_session(session.session_id)
+    theirs.context["theirs"] = 1
+    await others.update_session(theirs)
+    session.context["x"] = session.metadata["x"] = mine
+    await sessions.refresh(session)
+    await sessions.update_session(session)
+    read = await others.get_session(session.session_id)
+    assert repr(read.context) == repr({"x": mine, "theirs": 1})
+    assert repr(read.metadata) == repr({"x": mine})
+
+
+async def test_refresh_keeps_a_change_that_cannot_be_stored(sessions, others, session):
+    """The update names it."""
+    theirs = await others.get_session(session.session_id)
+    theirs.context["theirs"] = 1
+    await others.update_session(theirs)
+    session.context["topic"] = {1, 2}
+    await sessions.refresh(session)
+    with pytest.raises(InvalidInput, match=r"context\.topic"):
+        await sessions.update_session(session)
+
+
+async def test_value_from_a_dict_must_be_refreshed(sessions, session):
+    """A session built from a dict has seen no entries: its update is a Conflict until it is refreshed."""
     value = saveslot.AgentSession.from_dict(session.to_dict())
     value.checkpoint("one", {})
     with pytest.raises(Conflict, match="refresh"):
@@ -140,13 +168,14 @@ async def test_a_value_that_no_store_gave_must_be_refreshed_first(sessions, sess
     assert [c.name for c in await sessions.history(session.session_id)] == ["session_created", "one"]
 
 
-async def test_an_ended_session_takes_nothing_more(sessions, others, session):
-    """A session that someone completed refuses checkpoints and transitions, naming both states."""
+async def test_ended_session_refuses_writes(sessions, others, session):
+    """A completed session refuses checkpoints and transitions, and the error names both states."""
     theirs = await others.get_session(session.session_id)
     theirs.complete()
     await others.update_session(theirs)
     with pytest.raises(Conflict):
         await sessions.checkpoint(session.session_id, "late", {})
+    await sessions.head(session.session_id)
     with pytest.raises(InvalidTransition, match="completed"):
         await sessions.checkpoint(session.session_id, "late", {})
     session.pause()
@@ -157,8 +186,8 @@ async def test_an_ended_session_takes_nothing_more(sessions, others, session):
         await sessions.rollback(session.session_id, 1)
 
 
-async def test_a_deleted_session_never_comes_back(sessions, others, session):
-    """Deleting is true once; the session is gone for everybody, and a stale value cannot revive it."""
+async def test_deleted_session_stays_deleted(sessions, others, session):
+    """Delete returns True once; every manager sees the session gone, and a stale value cannot revive it."""
     await sessions.checkpoint(session.session_id, "one", {"n": 1})
     stale = await others.get_session(session.session_id)
     assert await sessions.delete_session(session.session_id) is True
@@ -173,8 +202,8 @@ async def test_a_deleted_session_never_comes_back(sessions, others, session):
         await others.checkpoint(session.session_id, "late", {})
 
 
-async def test_a_new_incarnation_shares_nothing_with_the_old_one(sessions, others):
-    """A deleted id can be created again; values and knowledge of the former one are refused."""
+async def test_recreated_id_shares_nothing(sessions, others):
+    """A deleted id can be created again; values and cached state of the old session are refused."""
     old = await sessions.create_session("tutor", session_id="s", context={"old": True})
     await sessions.checkpoint("s", "old", {"n": 1})
     await others.get_session("s")
@@ -192,8 +221,8 @@ async def test_a_new_incarnation_shares_nothing_with_the_old_one(sessions, other
     assert new.agent_type == (await sessions.get_session("s")).agent_type == "grader"
 
 
-async def test_namespaces_never_see_each_other(sessions, session, fresh):
-    """The same id lives in two namespaces; lists, counts and events stay inside."""
+async def test_namespaces_are_isolated(sessions, session, fresh):
+    """The same id can exist in two namespaces; lists, counts and events stay in their own."""
     other = fresh(namespace="other")
     assert await other.get_session(session.session_id) is None
     twin = await other.create_session("grader", session_id=session.session_id)
@@ -206,8 +235,8 @@ async def test_namespaces_never_see_each_other(sessions, session, fresh):
 
 
 async def test_find_filters_and_pages_newest_first(sessions, clock):
-    """Every filter narrows, pages neither overlap nor skip, and sessions made meanwhile do not disturb them."""
-    made = [
+    """Every filter narrows, pages neither overlap nor skip, and concurrent creations do not disturb them."""
+    result = [
         await sessions.create_session(
             "tutor" if n % 2 else "grader",
             user_id=f"u{n % 3}",
@@ -215,7 +244,7 @@ async def test_find_filters_and_pages_newest_first(sessions, clock):
         )
         for n in range(25)
     ]
-    ids = [s.session_id for s in reversed(made)]
+    ids = [s.session_id for s in reversed(result)]
     seen, after = [], None
     while True:
         page = await sessions.find(limit=7, after=after)
@@ -225,16 +254,16 @@ async def test_find_filters_and_pages_newest_first(sessions, clock):
             break
         await sessions.create_session("intruder")
     assert seen == ids
-    found = await sessions.find(agent_type="tutor", user_id="u1")
-    assert {s.session_id for s in found} == {made[n].session_id for n in range(25) if n % 2 and n % 3 == 1}
+    sessions_found = await sessions.find(agent_type="tutor", user_id="u1")
+    assert {s.session_id for s in sessions_found} == {result[n].session_id for n in range(25) if n % 2 and n % 3 == 1}
     assert [s.labels["n"] for s in await sessions.find(labels={"team": "red"})] == ["4", "3", "2", "1", "0"]
     assert await sessions.count(labels={"team": "blue"}) == 20
     assert await sessions.count(text="GRAD") == 13
     assert await sessions.count(text="red") == 5
-    assert await sessions.count(prefix=made[3].session_id) == 1
-    between = await sessions.find(created_after=made[2].created_at, created_before=made[5].created_at)
-    assert [s.session_id for s in between] == [made[4].session_id, made[3].session_id]
-    assert all(s.checkpoints == [] for s in found)
+    assert await sessions.count(prefix=result[3].session_id) == 1
+    between = await sessions.find(created_after=result[2].created_at, created_before=result[5].created_at)
+    assert [s.session_id for s in between] == [result[4].session_id, result[3].session_id]
+    assert all(s.checkpoints == [] for s in sessions_found)
     with pytest.raises(InvalidInput, match="after"):
         await sessions.find(after="nonsense")
     with pytest.raises(InvalidInput, match="state"):
@@ -243,8 +272,8 @@ async def test_find_filters_and_pages_newest_first(sessions, clock):
         await sessions.find(limit=0)
 
 
-async def test_the_duration_of_an_ended_session_stands_still_in_a_list(sessions, session, clock):
-    """Without its history loaded, an ended session's duration still ends with it."""
+async def test_listed_duration_stops_at_the_end(sessions, session, clock):
+    """Without its history loaded, an ended session's duration still stops at its end."""
     session.complete()
     await sessions.update_session(session)
     clock.pass_hours(5)
@@ -252,8 +281,8 @@ async def test_the_duration_of_an_ended_session_stands_still_in_a_list(sessions,
     assert abs(listed.get_duration() - session.get_duration()) < timedelta(seconds=5)
 
 
-async def test_a_listed_session_can_be_updated(sessions, others, session):
-    """What a list shows has been seen: its update lands without a read in between."""
+async def test_listed_session_can_be_updated(sessions, others, session):
+    """A listed value counts as read: its update lands without another read."""
     [listed] = await others.get_active_sessions(agent_type="tutor", user_id="anna")
     listed.pause()
     await others.update_session(listed)
@@ -261,8 +290,8 @@ async def test_a_listed_session_can_be_updated(sessions, others, session):
     assert (await sessions.get_session(session.session_id)).state is SessionState.PAUSED
 
 
-async def test_the_sweep_fails_only_what_gave_no_sign_of_life(sessions, others, clock):
-    """Sessions silent for max_age become failed for everybody, with the reason; a beat or a checkpoint saves one."""
+async def test_sweep_fails_only_silent_sessions(sessions, others, clock):
+    """Sessions silent for max_age become failed, with the reason; a heartbeat or a checkpoint prevents it."""
     silent, beating, working, paused, fresh = [await sessions.create_session("tutor") for _ in range(5)]
     clock.pass_hours(30)
     paused.pause()
@@ -271,7 +300,7 @@ async def test_the_sweep_fails_only_what_gave_no_sign_of_life(sessions, others, 
     await sessions.update_session(beating)
     await sessions.checkpoint(working.session_id, "one", {"n": 1})
     fresh = await sessions.create_session("tutor")
-    assert await others.cleanup_stale_sessions() == 1 + 1  # `silent` and the fifth, which nobody touched
+    assert await others.cleanup_stale_sessions() == 1 + 1  # `silent` and the fifth, which no one touched
     assert await others.cleanup_stale_sessions() == 0
     read = await sessions.get_session(silent.session_id)
     assert read.state is SessionState.FAILED
@@ -290,8 +319,8 @@ async def test_the_sweep_fails_only_what_gave_no_sign_of_life(sessions, others, 
     assert await others.cleanup_stale_sessions() == 0
 
 
-async def test_what_a_sweep_writes_vouches_for_what_stood_before(sessions, others, clock):
-    """Whether a session was only created, saved a checkpoint last, or several entries together."""
+async def test_sweep_links_cover_earlier_times(sessions, others, clock):
+    """A sweep covers the earlier times of sessions just created, ending with a checkpoint or ending with a group."""
     created, saved, together = [await sessions.create_session("tutor") for _ in range(3)]
     await sessions.checkpoint(saved.session_id, "one", {"n": 1})
     together.pause()
@@ -306,8 +335,8 @@ async def test_what_a_sweep_writes_vouches_for_what_stood_before(sessions, other
         assert covered == len(trail.lines) - 2  # all but the sweep's own
 
 
-async def test_a_rollback_is_no_sign_of_life_but_taking_up_again_is(sessions, session, clock):
-    """Somebody else's rollback does not keep a silent session alive; of a failed one it starts the clock anew."""
+async def test_only_recovery_rollback_counts_as_heartbeat(sessions, session, clock):
+    """Another caller's rollback does not keep a silent session alive; rolling back a failed one restarts its clock."""
     await sessions.checkpoint(session.session_id, "one", {"n": 1})
     clock.pass_hours(49)
     await sessions.rollback(session.session_id, "one")
@@ -317,7 +346,7 @@ async def test_a_rollback_is_no_sign_of_life_but_taking_up_again_is(sessions, se
     assert await sessions.cleanup_stale_sessions() == 0
 
 
-async def test_a_sweep_works_through_many_batches(sessions):
+async def test_sweep_spans_batches(sessions):
     """More stale sessions than one batch holds are all failed, each once."""
     for _ in range(450):
         await sessions.create_session("tutor")
@@ -328,7 +357,7 @@ async def test_a_sweep_works_through_many_batches(sessions):
 
 
 async def test_stats_and_summary_count(sessions, session):
-    """Sessions are counted by state and type; one session's checkpoints by name."""
+    """Stats count sessions by state and type; a summary counts one session's checkpoints by name."""
     await sessions.create_session("grader")
     session.checkpoint("turn", {"n": 1})
     session.checkpoint("turn", {"n": 2})
@@ -347,15 +376,15 @@ async def test_stats_and_summary_count(sessions, session):
     assert summary["duration_seconds"] >= 0
 
 
-async def test_times_are_the_stores_and_aware(sessions, clock):
+async def test_times_come_from_the_store_in_utc(sessions, clock):
     """created_at and last_heartbeat come from the store's clock, in UTC."""
     session = await sessions.create_session("tutor")
     assert session.created_at.tzinfo is UTC
     assert abs(session.created_at - datetime.fromtimestamp(clock.now / 1e6, UTC)) < timedelta(seconds=1)
 
 
-async def test_the_callers_dicts_stay_the_callers(sessions):
-    """create_session and update_session neither keep nor change what they are given."""
+async def test_callers_dicts_are_not_kept_or_changed(sessions):
+    """create_session and update_session neither keep nor change the dicts they are given."""
     context = {"list": [1]}
     session = await sessions.create_session("tutor", context=context)
     session.context["list"].append(2)
@@ -366,8 +395,8 @@ async def test_the_callers_dicts_stay_the_callers(sessions):
     assert (await sessions.get_session(session.session_id)).context == {"list": [1, 2]}
 
 
-async def test_refresh_takes_both_sides_of_a_nested_dict(sessions, others):
-    """Changes of two writers inside one dict of the context are both kept; of the same key mine."""
+async def test_refresh_merges_nested_dicts(sessions, others):
+    """Two writers' changes inside one dict of the context are both kept; for the same key the local one wins."""
     nested = {"x": 0, "y": 0, "z": {"deep": 0}, "gone": 1}
     mine = await sessions.create_session("tutor", context={"a": nested, "l": [1]})
     theirs = await others.get_session(mine.session_id)
@@ -383,8 +412,8 @@ async def test_refresh_takes_both_sides_of_a_nested_dict(sessions, others):
     assert (await others.get_session(mine.session_id)).context == want
 
 
-async def test_a_value_of_a_deleted_session_stays_with_it(sessions, others):
-    """Refreshing a value of a former session with the same id is NotFound: nothing of it gets into the new one."""
+async def test_refresh_never_crosses_incarnations(sessions, others):
+    """Refreshing a value of a former session with the same id is NotFound: none of it reaches the new one."""
     old = await sessions.create_session("tutor", session_id="s")
     old.checkpoint("ghost", {})
     old.context["ghost"] = 1
@@ -400,7 +429,7 @@ async def test_a_value_of_a_deleted_session_stays_with_it(sessions, others):
 
 @pytest.fixture
 async def swept(sessions, others, session, clock) -> saveslot.AgentSession:
-    """A value with work staged, of a session that was swept meanwhile; refreshed since."""
+    """A value with staged entries, whose session was swept meanwhile, then refreshed."""
     session.checkpoint("work", {"n": 1})
     clock.pass_hours(49)
     assert await others.cleanup_stale_sessions() == 1
@@ -413,8 +442,8 @@ async def swept(sessions, others, session, clock) -> saveslot.AgentSession:
     return session
 
 
-async def test_what_was_staged_on_a_swept_session_lands_once_it_is_recovered(sessions, others, swept):
-    """The recovery comes first, and no entry is shown as older than the one before it."""
+async def test_staged_entries_land_after_recovery(sessions, others, swept):
+    """The recovery lands first, and no entry appears older than the one before it."""
     swept.recover()
     assert (swept.state, [c.name for c in swept.checkpoints][-2:]) == (
         SessionState.ACTIVE,
@@ -431,8 +460,8 @@ async def test_what_was_staged_on_a_swept_session_lands_once_it_is_recovered(ses
 
 
 @pytest.mark.parametrize("how", ["rollback", "by another"])
-async def test_who_wants_to_recover_a_session_that_is_recovered_goes_on(sessions, others, swept, how):
-    """A rollback of one's own or another's recovery did it already: the rest that was staged lands."""
+async def test_recovering_twice_is_not_an_error(sessions, others, swept, how):
+    """If this caller's rollback or another's recovery already revived it, the other staged entries land."""
     swept.recover()
     if how == "rollback":
         await sessions.rollback(swept, 1)
@@ -449,8 +478,8 @@ async def test_who_wants_to_recover_a_session_that_is_recovered_goes_on(sessions
     assert names.count("session_recovered") == (how == "by another")
 
 
-async def test_what_is_staged_can_be_taken_back(sessions, others, session):
-    """As if it had not been asked for; what was changed in a dict stays, and is stored by the next update."""
+async def test_unstage_discards_staged_entries(sessions, others, session):
+    """Discarded entries are never stored; changes in a dict stay, and the next update stores them."""
     session.context["topic"] = "decimals"
     session.checkpoint("a", {})
     session.complete()
@@ -472,8 +501,10 @@ async def test_what_is_staged_can_be_taken_back(sessions, others, session):
         ("checkpoints", lambda session: session.checkpoints.insert(-1, saveslot.SessionCheckpoint("mine"))),
     ],
 )
-async def test_what_an_update_would_not_store_is_refused_by_name(sessions, others, session, part, change):
-    """Nobody believes that it is saved; nothing is stored, and put right it goes on."""
+async def test_update_refuses_changes_it_would_not_store(sessions, others, session, part, change):
+    """The error names the field so that no caller believes it is saved; nothing is stored, and after a correction the
+    update lands.
+    """
     session.checkpoint("a", {})
     before = await others.get_session(session.session_id)
     change(session)
@@ -486,8 +517,8 @@ async def test_what_an_update_would_not_store_is_refused_by_name(sessions, other
     assert [c.name for c in await others.history(session.session_id)] == ["session_created", "a"]
 
 
-async def test_a_refresh_that_fails_changes_nothing(sessions, others, session, stores, monkeypatch):
-    """After a refresh that raised the value is as it was: its update still says Conflict."""
+async def test_failed_refresh_changes_nothing(sessions, others, session, stores, monkeypatch):
+    """After a refresh that raised, the value is as it was: its update still raises Conflict."""
     await others.checkpoint(session.session_id, "theirs", {"n": 1})
 
     async def fail(*_, **__):
@@ -502,26 +533,43 @@ async def test_a_refresh_that_fails_changes_nothing(sessions, others, session, s
         await sessions.update_session(session)
 
 
-async def test_a_list_of_active_sessions_holds_active_ones(sessions, others, session, stores, monkeypatch):
-    """A session that ends or changes its labels while it is being listed is not shown for what it was."""
+async def test_list_rechecks_filters(sessions, others, session, stores, monkeypatch):
+    """A session that ends or changes its labels during the listing is not shown with its old state."""
     heads = stores[0].heads
     theirs = await others.get_session(session.session_id)
     theirs.complete()
 
-    async def late(refs):
+    async def late(refs, **how):
         monkeypatch.setattr(stores[0], "heads", heads)
         await others.update_session(theirs)
-        return await heads(refs)
+        return await heads(refs, **how)
 
     monkeypatch.setattr(stores[0], "heads", late)
     assert await sessions.get_active_sessions() == []
 
 
-async def test_a_sweep_is_not_stopped_by_a_full_context(stores, clock):
-    """A silent session whose context has no room left becomes failed with the others."""
+async def test_full_context_does_not_stop_a_sweep(stores, clock):
+    """A silent session whose context has no room left is failed with the others."""
     sessions = saveslot.SessionManager(store=stores[0], max_state_bytes=1000)
     await sessions.create_session("tutor")
     await sessions.create_session("tutor", context={"k": "x" * 940})
     clock.pass_hours(72)
     assert await sessions.cleanup_stale_sessions() == 2
     assert await sessions.get_active_sessions() == []
+
+
+async def test_session_that_was_only_read_writes_nothing(sessions):
+    """Whatever its context needs: tags for a datetime beside a key that looks like one, long numbers, escapes."""
+    odd = [
+        {"at": datetime.now(UTC)},
+        {"$saveslot": ["x", 1]},
+        {"n": 10**30, "f": -0.0},
+        {"ü": "\u2028", "list": [1.5, None]},
+    ]
+    for context in odd:
+        for metadata in odd:
+            session = await sessions.create_session("tutor", context=context, metadata=metadata, labels={"k": "v"})
+            session = await sessions.get_session(session.session_id)
+            await sessions.update_session(session)
+            assert (session.context, session.metadata) == (context, metadata)
+            assert len(await sessions.history(session.session_id, all=True)) == 1

@@ -1,4 +1,4 @@
-"""Writing when things go wrong: racing writers, cancelled callers, lost acknowledgements."""
+"""Writes under failure: racing writers, cancelled callers, lost acknowledgements."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 import saveslot
-from saveslot import AlreadyExists, Conflict, Unavailable, slots
-from saveslot.stores import writer
+from saveslot import AlreadyExists, Conflict, Unavailable
+from saveslot.session import cache, retries
 from saveslot.stores.memory import MemoryStore
+from saveslot.stores.sqlite import writer
 
 
 class Shaky(MemoryStore):
@@ -17,11 +18,11 @@ class Shaky(MemoryStore):
 
     late = never = 0
 
-    async def append(self, groups):
+    async def append(self, groups, **how):
         if self.never:
             self.never -= 1
             raise Unavailable("the write did not arrive")
-        verdicts = await super().append(groups)
+        verdicts = await super().append(groups, **how)
         if self.late:
             self.late -= 1
             raise Unavailable("the acknowledgement got lost")
@@ -29,7 +30,7 @@ class Shaky(MemoryStore):
 
 
 async def test_racing_writers_get_conflict_and_the_log_has_no_gap(sessions, others, session):
-    """Of two writers of one session at most one wins each entry; the other is told; nothing is lost or doubled."""
+    """Of two writers of one session at most one wins each entry; the other gets Conflict; none is lost or doubled."""
     sid = session.session_id
     stored: list[tuple[str, int]] = []
     refused = 0
@@ -52,17 +53,17 @@ async def test_racing_writers_get_conflict_and_the_log_has_no_gap(sessions, othe
     assert refused
 
 
-async def test_many_checkpoints_of_one_session_at_once_all_land(sessions, session):
+async def test_concurrent_checkpoints_all_land(sessions, session):
     """Callers of one manager take turns: each checkpoint lands once, none is refused."""
     sid = session.session_id
-    made = await asyncio.gather(*(sessions.checkpoint(sid, f"c{n}", {"n": n}) for n in range(50)))
-    assert sorted(c.seq for c in made) == list(range(2, 52))
-    assert {c.seq: c.data["n"] for c in made} == {c.seq: c.data["n"] for c in (await sessions.history(sid))[1:]}
+    answers = await asyncio.gather(*(sessions.checkpoint(sid, f"c{n}", {"n": n}) for n in range(50)))
+    assert sorted(c.seq for c in answers) == list(range(2, 52))
+    assert {c.seq: c.data["n"] for c in answers} == {c.seq: c.data["n"] for c in (await sessions.history(sid))[1:]}
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_a_cancelled_caller_abandons_the_answer_never_the_write(sessions, fresh, session, turns):
-    """Whenever a checkpoint, create, update or rollback is cancelled, it lands once, and the manager goes on."""
+async def test_cancellation_abandons_the_answer_not_the_write(sessions, fresh, session, turns):
+    """A checkpoint, create, update or rollback cancelled at any moment lands once, and the manager stays usable."""
     sid = session.session_id
 
     async def cancelled(manager, call):
@@ -90,8 +91,8 @@ async def test_a_cancelled_caller_abandons_the_answer_never_the_write(sessions, 
 
 
 @pytest.mark.parametrize("fault", ["late", "never"])
-async def test_an_unknown_outcome_is_settled_before_anything_else(fault):
-    """After a lost acknowledgement the same entry is sent again first: it is there once, and retrying is safe."""
+async def test_unknown_outcome_is_settled_first(fault):
+    """After a lost acknowledgement the same entry is sent again first: it is stored once, and retrying is safe."""
     store = Shaky()
     sessions = saveslot.SessionManager(store=store)
     sid = (await sessions.create_session("tutor")).session_id
@@ -113,7 +114,7 @@ async def test_an_unknown_outcome_is_settled_before_anything_else(fault):
 
 
 @pytest.mark.parametrize("fault", ["late", "never"])
-async def test_a_staged_update_is_stored_once_whatever_got_lost(fault):
+async def test_retried_update_stores_staged_entries_once(fault):
     """update_session retried after a lost acknowledgement stores each staged entry exactly once."""
     store = Shaky()
     sessions = saveslot.SessionManager(store=store)
@@ -133,8 +134,8 @@ async def test_a_staged_update_is_stored_once_whatever_got_lost(fault):
     assert read.context == {"k": 1}
 
 
-async def test_an_unknown_outcome_that_lost_the_race_is_told(session):
-    """If someone else wrote while our write was in doubt and it had not landed, the next call says Conflict."""
+async def test_write_lost_to_a_rival_is_a_conflict(session):
+    """If a write in doubt did not land and another caller wrote meanwhile, the next call raises Conflict."""
     store = Shaky()
     sessions, others = (saveslot.SessionManager(store=store) for _ in range(2))
     sid = (await sessions.create_session("tutor")).session_id
@@ -145,21 +146,22 @@ async def test_an_unknown_outcome_that_lost_the_race_is_told(session):
     await others.checkpoint(sid, "theirs", {"n": 3})
     with pytest.raises(Conflict):
         await sessions.checkpoint(sid, "mine", {"n": 2})
+    await sessions.head(sid)
     await sessions.checkpoint(sid, "mine", {"n": 4})
     assert [c.name for c in await others.history(sid)] == ["session_created", "one", "theirs", "mine"]
 
 
 class Gated(MemoryStore):
-    """A store whose next appends wait until they are let through."""
+    """A store whose next appends block until released."""
 
     def __init__(self) -> None:
         super().__init__()
         self.gates: list[asyncio.Event] = []
 
-    async def append(self, groups):
+    async def append(self, groups, **how):
         if self.gates:
             await self.gates.pop(0).wait()
-        return await super().append(groups)
+        return await super().append(groups, **how)
 
 
 async def turns(count: int = 8) -> None:
@@ -167,8 +169,8 @@ async def turns(count: int = 8) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_caller_cancelled_in_the_queue_abandons_the_answer_never_the_write():
-    """A checkpoint that comes while one caller hands over to the next lands too, whenever it is cancelled."""
+async def test_cancellation_in_the_queue_keeps_the_write():
+    """A checkpoint submitted during a handover between callers lands, whenever it is cancelled."""
     store = Gated()
     sessions = saveslot.SessionManager(store=store)
     sid = (await sessions.create_session("tutor")).session_id
@@ -190,7 +192,7 @@ async def test_a_caller_cancelled_in_the_queue_abandons_the_answer_never_the_wri
 
 
 @pytest.mark.parametrize("other", ["refresh", "stale update"])
-async def test_what_a_value_does_costs_the_writers_of_its_manager_nothing(other):
+async def test_session_values_cause_no_conflicts_by_id(other):
     """Writers by id never get Conflict because a session value was refreshed or refused between them."""
     store = Gated()
     sessions = saveslot.SessionManager(store=store)
@@ -212,13 +214,13 @@ async def test_what_a_value_does_costs_the_writers_of_its_manager_nothing(other)
     for gate in gates:
         await turns()
         gate.set()
-    assert [made.seq for made in await asyncio.gather(*calls)] == [3, 4, 5]
+    assert [answers.seq for answers in await asyncio.gather(*calls)] == [3, 4, 5]
     assert isinstance((await asyncio.gather(between, return_exceptions=True))[0], Conflict) is (other != "refresh")
 
 
 @pytest.mark.parametrize("fault", ["late", "never"])
-async def test_a_write_in_doubt_is_only_its_own_callers(fault):
-    """Another value of the session does not take someone's doubtful write for its own: it is told, nothing is lost."""
+async def test_write_in_doubt_belongs_to_its_value(fault):
+    """Another value of the session does not adopt a write in doubt as its own: it gets Conflict; nothing is lost."""
     store = Shaky()
     sessions = saveslot.SessionManager(store=store)
     mine = await sessions.create_session("tutor", context={"a": 0})
@@ -236,8 +238,8 @@ async def test_a_write_in_doubt_is_only_its_own_callers(fault):
 
 
 @pytest.mark.parametrize("same", [True, False])
-async def test_what_landed_unnoticed_is_no_longer_staged_after_a_refresh(same):
-    """A staged entry whose acknowledgement got lost is there once, also if others wrote on and the value refreshed."""
+async def test_refresh_unstages_entries_that_landed(same):
+    """A staged entry whose acknowledgement was lost is stored once, even after other writes and a refresh."""
     store = Shaky()
     sessions = saveslot.SessionManager(store=store)
     session = await sessions.create_session("tutor")
@@ -259,7 +261,7 @@ async def test_what_landed_unnoticed_is_no_longer_staged_after_a_refresh(same):
 
 
 @pytest.mark.parametrize("fault", ["late", "never"])
-async def test_a_rollback_retried_goes_back_once(fault):
+async def test_retried_rollback_happens_once(fault):
     """A rollback retried after a lost acknowledgement is the same rollback: `~1` does not count from itself."""
     store = Shaky()
     sessions = saveslot.SessionManager(store=store)
@@ -274,8 +276,8 @@ async def test_a_rollback_retried_goes_back_once(fault):
 
 
 @pytest.mark.parametrize("fault", ["late", "never"])
-async def test_a_value_shows_what_landed_after_all(fault):
-    """A session value lists a checkpoint of its own whose outcome was unknown, once that is settled."""
+async def test_value_lists_its_settled_checkpoint(fault):
+    """A session value lists its own checkpoint of unknown outcome once that is settled."""
     store = Shaky()
     sessions = saveslot.SessionManager(store=store)
     session = await sessions.create_session("tutor")
@@ -288,8 +290,8 @@ async def test_a_value_shows_what_landed_after_all(fault):
     assert session.checkpoints == (await sessions.get_session(session.session_id)).checkpoints
 
 
-async def test_a_refresh_is_not_refused_for_a_lost_race():
-    """A refresh takes the news in, also when a write in doubt turns out to have lost; what was staged stays so."""
+async def test_refresh_succeeds_after_a_lost_race():
+    """A refresh loads the news even when a write in doubt turns out to have lost; staged entries stay staged."""
     store = Shaky()
     sessions, others = (saveslot.SessionManager(store=store) for _ in range(2))
     session = await sessions.create_session("tutor")
@@ -303,21 +305,21 @@ async def test_a_refresh_is_not_refused_for_a_lost_race():
     assert [c.name for c in await others.history(session.session_id)] == ["session_created", "theirs", "mine"]
 
 
-async def test_the_cache_stays_within_its_bytes(monkeypatch):
-    """What a manager remembers of sessions is bounded, however short they are and whatever is done with them."""
-    monkeypatch.setattr(slots, "CACHE_BYTES", 200_000)
+async def test_cache_stays_within_its_byte_limit(monkeypatch):
+    """A manager's cache of sessions is bounded, however small they are and whatever callers do with them."""
+    monkeypatch.setattr(cache, "CACHE_BYTES", 200_000)
     sessions = saveslot.SessionManager()
     for n in range(300):
         session = await sessions.create_session("tutor")
         await sessions.checkpoint(session.session_id, "one", {"text": f"{n}" * 3000})
-    assert sessions._slots.weight <= 200_000  # noqa: SLF001
+    assert sessions.engine.cache.weight <= 200_000
     for session in await sessions.get_active_sessions():
         await sessions.update_session(session)
-    assert sessions._slots.weight <= 200_000  # noqa: SLF001
+    assert sessions.engine.cache.weight <= 200_000
 
 
-async def test_a_tight_loop_of_writes_lets_others_run(sessions, session, monkeypatch):
-    """Whoever saves without a pause does not keep the other tasks of the loop from running."""
+async def test_tight_write_loop_yields_to_other_tasks(sessions, session, monkeypatch):
+    """A caller that saves without pausing does not starve the other tasks of the event loop."""
     monkeypatch.setattr(writer, "TURN", 0.0)  # after each write, not only after some milliseconds of them
     turned = 0
 
@@ -336,8 +338,8 @@ async def test_a_tight_loop_of_writes_lets_others_run(sessions, session, monkeyp
 
 @pytest.mark.parametrize("turns", range(8))
 @pytest.mark.parametrize("cold", [True, False])
-async def test_a_call_repeated_after_its_cancellation_is_told_the_first_answer(sessions, fresh, session, turns, cold):
-    """Whoever cancels a call, by a timeout say, and makes the same call again has done it once."""
+async def test_repeated_call_after_cancellation_returns_the_first_answer(sessions, fresh, session, turns, cold):
+    """A call cancelled, for example by a timeout, and made again happens once."""
     sid = session.session_id
     await sessions.checkpoint(sid, "base", {"list": [0]})
     manager = fresh() if cold else sessions
@@ -351,9 +353,9 @@ async def test_a_call_repeated_after_its_cancellation_is_told_the_first_answer(s
         await asyncio.gather(task, return_exceptions=True)
         return await make() if task.cancelled() else task.result()
 
-    made = await twice(lambda: manager.checkpoint(sid, "one", append={"list": [1]}))
-    assert made.data == {"list": [0, 1]}
-    assert (await twice(lambda: manager.checkpoint(sid, "two", {"n": 2}))).seq == made.seq + 1
+    checkpoint = await twice(lambda: manager.checkpoint(sid, "one", append={"list": [1]}))
+    assert checkpoint.data == {"list": [0, 1]}
+    assert (await twice(lambda: manager.checkpoint(sid, "two", {"n": 2}))).seq == checkpoint.seq + 1
     assert (await twice(lambda: manager.rollback(sid, "~2"))).data == {"list": [0]}
     await manager.refresh(value)
     assert (await twice(lambda: manager.rollback(value, "two"))).data == {"n": 2}
@@ -370,22 +372,22 @@ async def test_a_call_repeated_after_its_cancellation_is_told_the_first_answer(s
 
 
 @pytest.mark.parametrize("given", ["data", "append", "patch", "metadata"])
-async def test_what_is_handed_over_is_stored_as_it_was_then(sessions, fresh, session, given):
-    """Also where the session has to be read first, and what was handed over is changed meanwhile."""
+async def test_arguments_are_stored_as_of_the_call(sessions, fresh, session, given):
+    """Changes a caller makes to its argument while the session is still being read are not stored."""
     await sessions.checkpoint(session.session_id, "a", {"list": [1]})
     item = {"n": 1}
     handed = {"data": {"list": [item]}, "append": {"list": [item]}, "metadata": {"list": [item]}}
     patch = [{"op": "add", "path": "/list/-", "value": item}]
-    told = {given: patch if given == "patch" else handed[given]}
-    late = asyncio.create_task(fresh().checkpoint(session.session_id, "b", **told))
+    answer = {given: patch if given == "patch" else handed[given]}
+    late = asyncio.create_task(fresh().checkpoint(session.session_id, "b", **answer))
     await asyncio.sleep(0)
     item["n"] = 2
-    made = await late
-    assert (made.metadata if given == "metadata" else made.data)["list"][-1] == {"n": 1}
+    answer = await late
+    assert (answer.metadata if given == "metadata" else answer.data)["list"][-1] == {"n": 1}
 
 
-async def test_callers_at_the_same_time_are_not_taken_for_one(sessions, session):
-    """Of two that append the same at once, one of them cancelled, the other's is stored all the same."""
+async def test_concurrent_equal_calls_stay_separate(sessions, session):
+    """Of two callers that append the same data at once, cancelling one does not drop the other's write."""
     sid = session.session_id
     await sessions.rollback(sid, 1)
     calls = [asyncio.ensure_future(sessions.checkpoint(sid, "one", append={"list": [1]})) for _ in range(3)]
@@ -408,9 +410,9 @@ BORN = {
 
 @pytest.mark.parametrize("how", BORN)
 @pytest.mark.parametrize("fault", ["late", "never"])
-async def test_a_creation_retried_after_a_lost_answer_is_ones_own(fault, how):
-    """Creating, forking or importing under an id again, after the answer got lost, gives the session: it is there
-    once, and a third call is `AlreadyExists`.
+async def test_retried_create_returns_the_session(fault, how):
+    """Creating, forking or importing again under an id after a lost answer returns the session: it is stored once, and
+    a third call is `AlreadyExists`.
     """
     store = Shaky()
     sessions = saveslot.SessionManager(store=store)
@@ -421,17 +423,17 @@ async def test_a_creation_retried_after_a_lost_answer_is_ones_own(fault, how):
     for _ in range(2):
         with pytest.raises(Unavailable):
             await BORN[how](sessions)
-    made = await BORN[how](sessions)
-    assert made == await sessions.get_session("new")
+    session = await BORN[how](sessions)
+    assert session == await sessions.get_session("new")
     with pytest.raises(AlreadyExists):
         await BORN[how](sessions)
-    made.context["more"] = 1
-    await sessions.update_session(made)
+    session.context["more"] = 1
+    await sessions.update_session(session)
     assert (await sessions.get_session("new")).context["more"] == 1
     assert len(await sessions.find()) == 2
 
 
-async def test_anothers_creation_is_not_taken_for_ones_own():
+async def test_rival_create_is_already_exists():
     """After a lost answer another creation of that id, by its content or its creator, is `AlreadyExists`."""
     store = Shaky()
     sessions, others = (saveslot.SessionManager(store=store) for _ in range(2))
@@ -450,8 +452,8 @@ async def test_anothers_creation_is_not_taken_for_ones_own():
 
 
 @pytest.mark.parametrize("fault", ["late", "never"])
-async def test_a_deletion_retried_after_a_lost_answer_is_ones_own(fault):
-    """Deleting again after the answer got lost is True, once; one that was there no more is False."""
+async def test_retried_delete_returns_true_once(fault):
+    """Deleting again after a lost answer returns True, once; it is False if the session was already gone."""
     store = Shaky()
     sessions, others = (saveslot.SessionManager(store=store) for _ in range(2))
     for session_id in ("a", "b"):
@@ -460,7 +462,7 @@ async def test_a_deletion_retried_after_a_lost_answer_is_ones_own(fault):
         for _ in range(2):
             with pytest.raises(Unavailable):
                 await sessions.delete_session(session_id)
-        if session_id == "b" and fault == "never":  # meanwhile somebody writes on
+        if session_id == "b" and fault == "never":  # meanwhile another caller writes
             await others.checkpoint("b", "more", {"n": 1})
         assert await sessions.delete_session(session_id) is True
         assert await sessions.delete_session(session_id) is False
@@ -468,8 +470,8 @@ async def test_a_deletion_retried_after_a_lost_answer_is_ones_own(fault):
 
 
 @pytest.mark.parametrize("same", [True, False])
-async def test_a_deletion_in_doubt_says_nothing_about_a_new_one(same):
-    """An id that was deleted in doubt and created anew, by anyone, is deleted anew."""
+async def test_delete_in_doubt_does_not_affect_a_recreated_id(same):
+    """An id whose deletion was in doubt can be recreated by any caller, and is then deleted again."""
     store = Shaky()
     sessions = saveslot.SessionManager(store=store)
     await sessions.create_session("tutor", session_id="a")
@@ -481,18 +483,18 @@ async def test_a_deletion_in_doubt_says_nothing_about_a_new_one(same):
     assert await sessions.find() == []
 
 
-async def test_who_creates_or_deletes_at_once_is_not_taken_for_one(sessions):
-    """Of many that create the same session at once one does, of many that delete it one does; the others are told."""
+async def test_concurrent_creates_and_deletes_have_one_winner(sessions):
+    """Of many concurrent creates of one session one succeeds, and of many deletes one; the others are refused."""
     calls = [sessions.create_session("tutor", session_id="new") for _ in range(5)]
-    made = await asyncio.gather(*calls, return_exceptions=True)
-    assert sorted(type(answer).__name__ for answer in made) == ["AgentSession", *["AlreadyExists"] * 4]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert sorted(type(answer).__name__ for answer in answers) == ["AgentSession", *["AlreadyExists"] * 4]
     deleted = await asyncio.gather(*(sessions.delete_session("new") for _ in range(5)))
     assert sorted(deleted) == [False] * 4 + [True]
 
 
-async def test_what_is_remembered_of_an_outage_is_bounded(monkeypatch):
-    """However many creations fail and are never retried, a manager remembers the newest of them only."""
-    monkeypatch.setattr(slots, "MOST_DOUBTS", 10)
+async def test_memory_of_failed_creates_is_bounded(monkeypatch):
+    """However many creations fail and are never retried, a manager remembers only the newest of them."""
+    monkeypatch.setattr(retries, "MAX_CALLS", 10)
     store = Shaky()
     sessions = saveslot.SessionManager(store=store)
     store.late = 30

@@ -1,8 +1,8 @@
-"""Every backend by one fixture: whoever adds a store adds a line to `BACKENDS`."""
+"""Every backend by one fixture: a new store is one more line in `BACKENDS`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
@@ -10,27 +10,14 @@ from pathlib import Path
 import pytest
 
 from saveslot import SessionManager
-from saveslot.stack import Postgres, Valkey
 from saveslot.stores import Store, open_store
 
 BACKENDS = ("memory", "sqlite", "postgres", "valkey")
 _NUMBERS = count()
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[Postgres]:
-    with Postgres() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def valkey() -> Iterator[Valkey]:
-    with Valkey(options={"databases": "1000"}) as server:
-        yield server
-
-
 @pytest.fixture
-def fresh_url(request, tmp_path) -> Callable[[str], str]:
+def fresh_url(servers, tmp_path) -> Callable[[str], str]:
     """The URL of an empty store."""
 
     def url(backend: str) -> str:
@@ -38,9 +25,9 @@ def fresh_url(request, tmp_path) -> Callable[[str], str]:
         if backend == "sqlite":
             return f"sqlite:///{tmp_path}/store-{n}.db"
         if backend == "postgres":
-            return f"{request.getfixturevalue('server').url}&schema=moving_{n}"
+            return servers.schema()
         if backend == "valkey":
-            return f"{request.getfixturevalue('valkey').url}/{n}"
+            return servers.valkey()
         return f"{backend}:"
 
     return url
@@ -52,9 +39,9 @@ async def fresh(fresh_url) -> AsyncIterator[Callable[[str], Awaitable[Store]]]:
     async with AsyncExitStack() as opened:
 
         async def store(backend: str) -> Store:
-            made = await open_store(fresh_url(backend))
-            opened.push_async_callback(made.close)
-            return made
+            new_store = await open_store(fresh_url(backend))
+            opened.push_async_callback(new_store.close)
+            return new_store
 
         yield store
 
@@ -95,8 +82,8 @@ async def lived(store: Store, namespace: str = "default") -> None:
         await sessions.create_session("crowd", session_id=f"crowd-{n}")
 
 
-async def told(store: Store, namespace: str = "default") -> dict[str, str]:
+async def exports(store: Store, namespace: str = "default") -> dict[str, str]:
     """Everything that a namespace shows: each session's export, its whole log included."""
     sessions = SessionManager(store=store, namespace=namespace)
-    found = await sessions.find(limit=1000)
-    return {session.session_id: await sessions.export(session.session_id) for session in found}
+    page = await sessions.find(limit=1000)
+    return {session.session_id: await sessions.export(session.session_id) for session in page}

@@ -80,8 +80,8 @@ async def dump(url: str) -> str:
         sql = """select column_name, udt_name, is_nullable from information_schema.columns
                  where table_name = $1 order by ordinal_position"""
         columns = await connection.fetch(sql, table)
-        told = ", ".join(f"{name} {kind}{'' if null == 'YES' else ' not null'}" for name, kind, null in columns)
-        parts.append(f"create table {table} ({told});")
+        answer = ", ".join(f"{name} {kind}{'' if null == 'YES' else ' not null'}" for name, kind, null in columns)
+        parts.append(f"create table {table} ({answer});")
         literals = [f"coalesce(quote_literal({name}::text), 'null')" for name, _, _ in columns]
         rows = await connection.fetch(f"select {' || chr(44) || '.join(literals)} from {table} order by 1")  # noqa: S608
         parts += [f"insert into {table} values ({row[0]});" for row in rows]  # noqa: S608

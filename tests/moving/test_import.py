@@ -1,4 +1,4 @@
-"""Moving in from elsewhere: everything that can be taken is, what cannot is named, and the source stays as it was."""
+"""Imports from other tools: everything usable is imported, the rest is named, and the source is unchanged."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ from uuid import UUID
 import asyncpg
 import pytest
 import valkey.asyncio
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from saveslot import CheckpointManager, CheckpointStore, InvalidInput, SessionManager, Unavailable
 from saveslot.codec import Keyring
 from saveslot.moving import langgraph, parcel, records
-from saveslot.moving.landing import Landing, Report
-from saveslot.moving.parcel import Kept, Problem
+from saveslot.moving.loader import Loader, Report
+from saveslot.moving.parcel import MemoryParcel, Problem
 from saveslot.moving.sources import Ask, is_foreign, opened
-from saveslot.sealing import SealedStore
-from saveslot.stack import Valkey
+from saveslot.session.vault import Vault
 from saveslot.stores import Store, open_store
-from saveslot.stores.chained import ChainedStore
 from saveslot.stores.memory import MemoryStore
 
 
@@ -45,9 +43,9 @@ def sessions(store) -> SessionManager:
 
 async def bring(store: Store, source: object, **ask) -> Report:
     report = Report()
-    async with opened(str(source), Ask("default", **ask)) as found:
-        for one in found:
-            await Landing(store, report).take(one.found)
+    async with opened(str(source), Ask("default", **ask)) as result:
+        for one in result:
+            await Loader(store, report).load(one.parcels)
     return report
 
 
@@ -107,21 +105,21 @@ async def test_langgraph_in_sqlite(store, sessions, foreign):
     assert digests(foreign) == before
 
 
-async def test_langgraph_on_postgresql(store, sessions, foreign, server):
+async def test_langgraph_on_postgresql(store, sessions, foreign, database):
     """The same from the tables of the other saver."""
-    connection = await asyncpg.connect(server.url)
+    connection = await asyncpg.connect(database.url)
     await connection.execute("create schema langgraph; set search_path to langgraph")
     await connection.execute((foreign / "langgraph.sql").read_text())
-    await check_threads(store, sessions, await twice(store, f"{server.url}&schema=langgraph"))
+    await check_threads(store, sessions, await twice(store, f"{database.url}&schema=langgraph"))
     await connection.execute("drop table checkpoint_writes; alter table checkpoints add column mood text")
-    report = await bring(store, f"{server.url}&schema=langgraph")
+    report = await bring(store, f"{database.url}&schema=langgraph")
     assert named(report)[:2] == ["column checkpoints.mood", "table checkpoint_writes"]
     await connection.execute("drop schema langgraph cascade")
     await connection.close()
 
 
-async def test_a_thread_that_grew_is_continued(store, sessions, foreign, tmp_path):
-    """Import once, go on over there, import again: only what is new is added."""
+async def test_grown_thread_is_continued(store, sessions, foreign, tmp_path):
+    """Importing again after the source grew adds only what is new."""
     path = tmp_path / "grown.sqlite"
     shutil.copy(foreign / "langgraph.sqlite", path)
     connection = sqlite3.connect(path)
@@ -141,8 +139,8 @@ async def test_a_thread_that_grew_is_continued(store, sessions, foreign, tmp_pat
     assert (await sessions.get_checkpoint("ended")).metadata["checkpoint_id"] == newest
 
 
-def test_no_class_is_ever_revived():
-    """Whatever a value names, it stays data; what nobody knows stays bytes."""
+def test_no_class_is_ever_instantiated():
+    """Whatever class a value names, it stays data; an unknown type stays bytes."""
     call = b"\x93\xa2os\xa6system\xa4true"  # ("os", "system", "true")
     ext = b"\xc7" + bytes([len(call), 0]) + call
     opaque: list[str] = []
@@ -158,13 +156,16 @@ def test_no_class_is_ever_revived():
         "$pickle": b"cos\nsystem\n(S'true'\ntR."
     }
     assert opaque == ["x (pickle)"]
+    for bad in (10**12, -1, 1.5):
+        with pytest.raises(InvalidInput, match="must be bytes or text"):
+            langgraph.value("msgpack", bad, opaque, "x")
     for bad in (b"\xc1", b"\x91" * 5000 + b"\x01", b"\xdf\xff\xff\xff\xff", b""):
         with pytest.raises(InvalidInput):
             langgraph.value("msgpack", bad, opaque, "x")
 
 
-async def test_a_thread_id_that_is_none_is_named_once(store, foreign, tmp_path):
-    """However many checkpoints it has; and in one line that does nothing to a terminal."""
+async def test_invalid_thread_id_is_named_once(store, foreign, tmp_path):
+    """However many checkpoints it has, it is one line, safe for a terminal."""
     path = tmp_path / "odd.sqlite"
     shutil.copy(foreign / "langgraph.sqlite", path)
     connection = sqlite3.connect(path)
@@ -176,7 +177,7 @@ async def test_a_thread_id_that_is_none_is_named_once(store, foreign, tmp_path):
     assert report.landed == ["waiting"]
 
 
-async def test_bad_rows_are_named_and_the_rest_comes_in(store, sessions, foreign, tmp_path):
+async def test_bad_rows_are_named_and_the_rest_imported(store, sessions, foreign, tmp_path):
     """Truncated, pickled and impossible checkpoints, unknown columns, a missing table."""
     path = tmp_path / "bad.sqlite"
     shutil.copy(foreign / "langgraph.sqlite", path)
@@ -243,6 +244,48 @@ async def test_openai_agents(store, sessions, foreign, tmp_path):
     assert report.landed == ["unlisted"]
 
 
+BAD = "cast(x'ff41' as text)"
+
+
+@pytest.mark.parametrize(
+    ("column", "what"),
+    [
+        ("session_id", "session \\udcffA"),
+        ("message_data", "session chat-1, message 1"),
+        ("created_at", "session chat-1, turn at \\udcffA"),
+    ],
+)
+async def test_openai_agents_text_that_is_not_utf8_is_named(store, foreign, tmp_path, column, what):
+    """Only what it belongs to is left out."""
+    path = tmp_path / "bad.sqlite"
+    shutil.copy(foreign / "openai_agents.sqlite", path)
+    connection = sqlite3.connect(path)
+    connection.execute(f"update agent_messages set {column} = {BAD} where id = 1")  # noqa: S608
+    connection.commit()
+    connection.close()
+    report = await bring(store, path)
+    assert named(report) == [what]
+    assert "chat-2" in report.landed
+
+
+@pytest.mark.parametrize(
+    "column", ["thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "type", "metadata"]
+)
+async def test_langgraph_text_that_is_not_utf8_is_named(store, foreign, tmp_path, column):
+    """Only the checkpoint that it belongs to is left out."""
+    path = tmp_path / "bad.sqlite"
+    shutil.copy(foreign / "langgraph.sqlite", path)
+    connection = sqlite3.connect(path)
+    first = "select min(checkpoint_id) from checkpoints where thread_id = 'ended'"
+    connection.execute(f"update checkpoints set {column} = {BAD} where checkpoint_id = ({first})")  # noqa: S608
+    connection.execute(f"update writes set channel = {BAD} where thread_id = 'waiting' and idx = 0")  # noqa: S608
+    connection.commit()
+    connection.close()
+    report = await bring(store, path)
+    assert report.problems
+    assert {"ended", "waiting"} <= set(report.landed)
+
+
 # Checkpoint lists
 
 
@@ -259,7 +302,7 @@ async def test_a_list_of_checkpoints(store, sessions, tmp_path):
     assert (await bring(store, path, new_id="other")).landed == ["other"]
 
 
-async def test_a_mark_in_front_of_a_list_is_no_part_of_it(store, tmp_path):
+async def test_byte_order_mark_is_ignored(store, tmp_path):
     """Some editors put a byte order mark in front of UTF-8."""
     manager = CheckpointManager("lesson")
     manager.create("asked", {"n": 1})
@@ -321,8 +364,10 @@ async def test_a_folder_of_checkpoint_files(store, sessions, tmp_path):
     assert (done.state, done.context) == ("completed", {"parent_session_id": "a/b"})
 
 
-async def test_checkpoint_files_that_went_on_are_continued(store, sessions, tmp_path):
-    """A changed document is one more checkpoint, whenever the file was written; what went on here is left alone."""
+async def test_changed_checkpoint_files_are_continued(store, sessions, tmp_path):
+    """A changed document is one more checkpoint, whenever the file was written; sessions changed here
+    are left alone.
+    """
     files = CheckpointStore(tmp_path / "files")
     for name in ("a", "b", "touched"):
         files.write(name, {"task": "parse", "status": "in_progress"})
@@ -362,7 +407,7 @@ create table agent_sessions (
 EARLY, LATER = "2026-01-01T00:00:00+00:00", "2026-01-01T01:00:00+00:00"
 
 
-def row(n: int, **told) -> dict:
+def row(n: int, **fields) -> dict:
     checkpoints = [
         {"name": "session_created", "timestamp": EARLY, "data": {"agent_type": "tutor", "user_id": "anna"}},
         {"name": "asked", "timestamp": EARLY, "data": {"messages": ["1/2 + 1/3?"]}},
@@ -372,14 +417,14 @@ def row(n: int, **told) -> dict:
         "id": str(UUID(int=n)), "agent_type": "tutor", "user_id": "anna", "state": "paused",
         "context": {"topic": "fractions"}, "checkpoints": checkpoints,
         "created_at": EARLY, "updated_at": LATER, "last_heartbeat": LATER,
-    } | told  # fmt: skip
+    } | fields  # fmt: skip
 
 
 @pytest.fixture
-async def table(server, request):
+async def table(database, request):
     """Puts rows into an `agent_sessions` table of the test's own, and says where that is."""
     schema = f"theirs_{time.monotonic_ns()}"
-    connection = await asyncpg.connect(server.url)
+    connection = await asyncpg.connect(database.url)
     await connection.execute(f"create schema {schema}; set search_path to {schema}; {TABLE}")
 
     async def put(*rows: dict, **more: str) -> str:
@@ -387,7 +432,7 @@ async def table(server, request):
             await connection.execute(f"alter table agent_sessions add column {name} {kind}")
         sql = "insert into agent_sessions select * from jsonb_populate_recordset(null::agent_sessions, $1::jsonb)"
         await connection.execute(sql, json.dumps(rows))
-        return f"{server.url}&schema={schema}"
+        return f"{database.url}&schema={schema}"
 
     put.run = connection.execute
     put.fetch = connection.fetch
@@ -402,18 +447,18 @@ async def test_agent_sessions(store, sessions, table):
     before = await table.fetch("select xmin, * from agent_sessions order by id")
     report = await twice(store, url)
     assert (report.landed, report.problems) == ([str(UUID(int=1)), str(UUID(int=3))], [])
-    found = await sessions.get_session(str(UUID(int=1)))
-    assert (found.state, found.agent_type, found.user_id) == ("paused", "tutor", "anna")
-    assert (found.context, found.created_at.isoformat(), found.last_heartbeat.isoformat()) == (
+    session = await sessions.get_session(str(UUID(int=1)))
+    assert (session.state, session.agent_type, session.user_id) == ("paused", "tutor", "anna")
+    assert (session.context, session.created_at.isoformat(), session.last_heartbeat.isoformat()) == (
         {"topic": "fractions"}, EARLY, LATER,
     )  # fmt: skip
-    assert [item.name for item in found.checkpoints] == ["session_created", "asked", "session_paused"]
-    assert (await sessions.get_checkpoint(found.session_id)).data["messages"] == ["1/2 + 1/3?"]
-    await sessions.checkpoint(found, "here", {"messages": []})
+    assert [item.name for item in session.checkpoints] == ["session_created", "asked", "session_paused"]
+    assert (await sessions.get_checkpoint(session.session_id)).data["messages"] == ["1/2 + 1/3?"]
+    await sessions.checkpoint(session, "here", {"messages": []})
     assert await table.fetch("select xmin, * from agent_sessions order by id") == before
 
 
-async def test_bad_agent_sessions_are_named_and_the_rest_comes_in(store, sessions, table):
+async def test_bad_agent_sessions_are_named_and_the_rest_imported(store, sessions, table):
     """Impossible states, missing times, half-written histories, unknown columns."""
     url = await table(
         row(1),
@@ -443,10 +488,10 @@ MORE = [{"name": "session_resumed", "timestamp": LATEST, "data": {}},
 
 
 @pytest.mark.parametrize("key", [None, bytes(range(32))], ids=["open", "sealed"])
-async def test_agent_sessions_that_went_on_are_continued(fresh, table, key):
-    """Another context, state and history over there go behind what was imported; what is equal adds nothing."""
+async def test_changed_agent_sessions_are_continued(fresh, table, key):
+    """A new context, state and history in the source are appended to the import; equal ones add nothing."""
     stored = await fresh("sqlite")
-    store = SealedStore(ChainedStore(stored), None if key is None else Keyring.of(key))
+    store = Vault(stored, None if key is None else Keyring.of(key))
     sessions = SessionManager(store=stored, encryption_key=key)
     one, two, three = (str(UUID(int=n)) for n in (1, 2, 3))
     url = await table(row(1), row(2), row(3, checkpoints=None), row(4), metadata="jsonb")
@@ -462,8 +507,8 @@ async def test_agent_sessions_that_went_on_are_continued(fresh, table, key):
     await table.run('update agent_sessions set metadata = null, context = \'{"n": 1, "topic": "roots"}\'')
     again = await bring(store, url)
     assert (again.landed, again.entries, again.already) == ([], 0, 3)
-    found = await sessions.get_session(one)
-    assert (found.state, found.context, found.metadata) == ("completed", {"topic": "roots", "n": 1}, {"m": 1})
+    session = await sessions.get_session(one)
+    assert (session.state, session.context, session.metadata) == ("completed", {"topic": "roots", "n": 1}, {"m": 1})
     assert (await sessions.get_checkpoint(one, "answered")).data == MORE[1]["data"]
     kinds = [line.kind for line in (await sessions.audit(one)).lines]
     assert kinds == [
@@ -476,8 +521,8 @@ async def test_agent_sessions_that_went_on_are_continued(fresh, table, key):
     await SessionManager(encryption_key=key).import_session(text)
 
 
-async def test_agent_sessions_that_went_on_after_their_end_are_named(store, sessions, table):
-    """A completed session stays as it is, here; a failed one is taken up again."""
+async def test_agent_sessions_changed_after_their_end_are_named(store, sessions, table):
+    """An imported completed session stays as it is; a failed one is reactivated."""
     url = await table(row(1, state="completed"), row(2, state="failed"))
     await twice(store, url)
     await table.run("update agent_sessions set state = 'active'")
@@ -510,26 +555,20 @@ async def test_a_long_history_whose_import_was_cut_short_is_finished(fresh, tabl
     assert (await bring(parted, url)).problems == []
     await bring(whole, url)
     there = [SessionManager(store=one) for one in (whole, parted)]
-    told = [[item.to_dict() for item in await one.history(str(UUID(int=1)))] for one in there]
-    assert told[0] == told[1]
-    found = [await one.get_session(str(UUID(int=1))) for one in there]
-    assert [(one.state, one.context) for one in found] == [("active", {"late": True})] * 2
+    contents = [[item.to_dict() for item in await one.history(str(UUID(int=1)))] for one in there]
+    assert contents[0] == contents[1]
+    copies = [await one.get_session(str(UUID(int=1))) for one in there]
+    assert [(one.state, one.context) for one in copies] == [("active", {"late": True})] * 2
 
 
-@pytest.fixture(scope="module")
-def cache():
-    with Valkey() as server:
-        yield server
+async def test_newer_valkey_key_wins(store, sessions, table, valkey_url):
+    """The newer of row and key wins, with the key's metadata; a key without a row is imported, a deleted one never."""
+    client = valkey.asyncio.from_url(valkey_url)
 
-
-async def test_valkey_knows_better(store, sessions, table, cache):
-    """The newer of row and key is taken, metadata from the key; a key without a row comes too, a deleted one never."""
-    client = valkey.asyncio.from_url(cache.url)
-
-    async def put(n: int, **told) -> None:
-        found = row(n, session_id=str(UUID(int=n)), **told)
-        del found["id"]
-        await client.set(f"school:session:{UUID(int=n)}", json.dumps(found), ex=900)
+    async def put(n: int, **fields) -> None:
+        result = row(n, session_id=str(UUID(int=n)), **fields)
+        del result["id"]
+        await client.set(f"school:session:{UUID(int=n)}", json.dumps(result), ex=900)
 
     await put(1, last_heartbeat="2026-01-02T00:00:00+00:00", state="failed", metadata={"from": "key"})
     await put(2, last_heartbeat=EARLY, state="failed", metadata={"from": "key"})
@@ -538,7 +577,7 @@ async def test_valkey_knows_better(store, sessions, table, cache):
     await client.set("school:session:bad", "{")
     await client.set(f"other:session:{UUID(int=9)}", "{}")
     url = await table(row(1), row(2), row(4, state="deleted"))
-    report = await twice(store, url, hot=cache.url, prefix="school")
+    report = await twice(store, url, hot=valkey_url, prefix="school")
     assert sorted(report.landed) == [str(UUID(int=n)) for n in (1, 2, 3)]
     assert named(report) == ["key school:session:bad"]
     states = [(await sessions.get_session(str(UUID(int=n)))) for n in (1, 2, 3)]
@@ -548,27 +587,27 @@ async def test_valkey_knows_better(store, sessions, table, cache):
     assert 0 < await client.ttl(f"school:session:{UUID(int=1)}") <= 900
     alone = SessionManager(store=store, namespace="alone")
     report = Report()
-    async with opened(cache.url, Ask("alone", prefix="school")) as [source]:
-        await Landing(store, report).take(source.found)
+    async with opened(valkey_url, Ask("alone", prefix="school")) as [source]:
+        await Loader(store, report).load(source.parcels)
     assert len(report.landed) == await alone.count() == 4
     await client.flushall()
     await client.aclose()
 
 
-async def test_keys_of_another_kind_are_named(store, sessions, cache):
-    """A hash is no session's text; and in what order a text has its keys does not matter."""
-    client = valkey.asyncio.from_url(cache.url)
+async def test_keys_of_another_type_are_named(store, sessions, valkey_url):
+    """A hash is not a session's text; the order of keys in the text does not matter."""
+    client = valkey.asyncio.from_url(valkey_url)
     await client.hset("odd:session:hashed", mapping={"id": "hashed"})
-    found = row(1, session_id=str(UUID(int=1)), context={"a": 1, "b": {"c": 1, "d": 2}})
-    await client.set(f"odd:session:{UUID(int=1)}", json.dumps(found))
-    report = await twice(store, cache.url, prefix="odd")
+    result = row(1, session_id=str(UUID(int=1)), context={"a": 1, "b": {"c": 1, "d": 2}})
+    await client.set(f"odd:session:{UUID(int=1)}", json.dumps(result))
+    report = await twice(store, valkey_url, prefix="odd")
     assert (report.landed, report.problems) == (
         [str(UUID(int=1))],
-        [Problem("key odd:session:hashed", "holds a hash; the text of a session was expected")],
+        [Problem("key odd:session:hashed", "is a hash; expected the text of a session")],
     )
-    found["checkpoints"] += MORE[:1]
-    await client.set(f"odd:session:{UUID(int=1)}", json.dumps(found, sort_keys=True))
-    report = await bring(store, cache.url, prefix="odd")
+    result["checkpoints"] += MORE[:1]
+    await client.set(f"odd:session:{UUID(int=1)}", json.dumps(result, sort_keys=True))
+    report = await bring(store, valkey_url, prefix="odd")
     assert (report.landed, report.entries) == ([str(UUID(int=1))], 2)
     await client.flushall()
     await client.aclose()
@@ -588,17 +627,17 @@ ITEMS = st.lists(
 )
 
 
-async def each(found: Iterable[Kept | Problem]) -> AsyncIterator[Kept | Problem]:
-    for one in found:
+async def each(parcels: Iterable[MemoryParcel | Problem]) -> AsyncIterator[MemoryParcel | Problem]:
+    for one in parcels:
         yield one
 
 
-async def taken(found: Iterable[Kept | Problem]) -> tuple[SessionManager, Report]:
+async def taken(parcels: Iterable[MemoryParcel | Problem]) -> tuple[SessionManager, Report]:
     """What of a record comes in, after it was carried on to another store by its export."""
     store, report = MemoryStore(), Report()
     first, second = SessionManager(store=store), SessionManager()
 
-    await Landing(store, report).take(each(found))
+    await Loader(store, report).load(each(parcels))
     for session_id in report.landed:
         text = await first.export(session_id)
         await second.import_session(text)
@@ -608,15 +647,15 @@ async def taken(found: Iterable[Kept | Problem]) -> tuple[SessionManager, Report
 
 @given(ITEMS, st.sampled_from(["active", "paused", "completed", "failed"]))
 def test_histories_that_follow_other_rules_come_in_and_go_on(history, state):
-    """Whatever verbs stand where: names keep their order, the state is kept, and what came in can be carried on."""
+    """Whatever verbs a history has: names and state are kept, and the session can be continued."""
 
     async def check() -> None:
         sessions, report = await taken(records.session(row(1, state=state, checkpoints=history), "default"))
         assert report.landed == [str(UUID(int=1))]
-        told = [item["name"] for item in history if item.get("timestamp") != "never"]
+        items = [item["name"] for item in history if item.get("timestamp") != "never"]
         shown = [item.name for item in await sessions.history(report.landed[0])][1:]
-        assert shown[: len(told)] == told
-        assert len(shown) <= len(told) + 1
+        assert shown[: len(items)] == items
+        assert len(shown) <= len(items) + 1
         assert (await sessions.get_session(report.landed[0])).state == state
 
     asyncio.run(check())
@@ -626,15 +665,16 @@ STATES = st.sampled_from(["active", "paused", "completed", "failed"])
 CONTEXTS = st.sampled_from([{}, {"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 2}])
 
 
+@example([(["work", "session_failed"], "failed", {}), ([], "active", {})])  # the history is the same, the state is not
 @given(
     st.lists(st.tuples(st.lists(st.sampled_from([*VERBS, "work", "work"]), max_size=3), STATES, CONTEXTS), max_size=4)
 )
-def test_whatever_came_since_is_continued_or_told(stages):
-    """Import after import: all of it is here, in its order, fit to be carried on; or nothing is, and that is told."""
+def test_later_entries_are_continued_or_reported(stages):
+    """Import after import: all of it is here, in order, and can be continued; or none of it, and the report says so."""
 
     async def check() -> None:
         stored = MemoryStore()
-        store, sessions = SealedStore(ChainedStore(stored)), SessionManager(store=stored)
+        store, sessions = Vault(stored), SessionManager(store=stored)
         history: list[dict] = []
         for names, state, context in stages:
             history += [
@@ -643,21 +683,21 @@ def test_whatever_came_since_is_continued_or_told(stages):
             before = await sessions.export(str(UUID(int=1))) if await sessions.count() else None
             for second in (False, True):
                 report = Report()
-                told = row(1, state=state, checkpoints=history, context=context)
-                await Landing(store, report).take(each(records.session(told, "default")))
+                answer = row(1, state=state, checkpoints=history, context=context)
+                await Loader(store, report).load(each(records.session(answer, "default")))
                 if report.problems:
                     assert (await sessions.export(str(UUID(int=1))), report.entries) == (before, 0)
                     return
                 assert not second or (report.already, report.entries) == (1, 0)
-            found = await sessions.get_session(str(UUID(int=1)))
-            assert (found.state, found.context) == (state, context)
-            left = iter([item.name for item in await sessions.history(found.session_id)])
+            session = await sessions.get_session(str(UUID(int=1)))
+            assert (session.state, session.context) == (state, context)
+            left = iter([item.name for item in await sessions.history(session.session_id)])
             assert all(item["name"] in left for item in history)
-            text = await sessions.export(found.session_id)
+            text = await sessions.export(session.session_id)
             again = SessionManager()
             await again.import_session(text)
-            assert await again.export(found.session_id) == text
-            assert (await sessions.audit(found.session_id)).misfit is None
+            assert await again.export(session.session_id) == text
+            assert (await sessions.audit(session.session_id)).misfit is None
 
     asyncio.run(check())
 
@@ -669,10 +709,10 @@ def test_lists_with_verbs_in_them_keep_their_numbers(history):
     async def check() -> None:
         items = [{"timestamp": LATER, **item, "id": f"lesson:{2 * n}"} for n, item in enumerate(history, 1)]
         sessions, report = await taken(records.checkpoints(items, "default", "list"))
-        told = [(item["id"], item["name"]) for item in items if item["timestamp"] != "never"]
-        assert report.landed == (["lesson"] if told else [])
-        if told:
-            assert [(item.id, item.name) for item in await sessions.history("lesson")] == told
+        collected = [(item["id"], item["name"]) for item in items if item["timestamp"] != "never"]
+        assert report.landed == (["lesson"] if collected else [])
+        if collected:
+            assert [(item.id, item.name) for item in await sessions.history("lesson")] == collected
 
     asyncio.run(check())
 
@@ -691,32 +731,34 @@ def test_lists_with_verbs_in_them_keep_their_numbers(history):
     ],
 )
 async def test_verbs_that_our_table_allows_are_verbs(names, state, kinds):
-    """An end behind which the history goes on was none: it stays as a checkpoint; a state without a verb gets one."""
+    """An end in the middle of a history is imported as a checkpoint; a state without a lifecycle entry gets one."""
     history = [{"name": name, "timestamp": LATER, "data": {}} for name in names]
     sessions, report = await taken(records.session(row(1, state=state, checkpoints=history), "default"))
     entries = json.loads(await sessions.export(report.landed[0]))["entries"]
     assert [entry["kind"] for entry in entries] == ["created", *kinds]
 
 
-# What is no source
+# Files that are not a source
 
 
-async def test_what_is_no_source_is_told(store, tmp_path, server, fresh_url):
-    """Each with what was found there, and nothing is stored."""
+async def test_invalid_source_is_refused(store, tmp_path, database, fresh_url):
+    """Each error says what was found there, and nothing is stored."""
     (tmp_path / "empty").mkdir()
     sqlite3.connect(tmp_path / "other.sqlite").execute("create table birds (name)").connection.close()
     (tmp_path / "torn.sqlite").write_bytes(b"SQLite format 3\0" + os.urandom(2000))
     (tmp_path / "dict.json").write_text("{}")
     mine = fresh_url("sqlite")
-    await (await open_store(mine)).close()
+    new_store = await open_store(mine)
+    await new_store.tend()
+    await new_store.close()
     for source, said in (
         (tmp_path / "empty", "neither"),
         (tmp_path / "other.sqlite", "birds"),
         (tmp_path / "torn.sqlite", "cannot be read"),
-        (tmp_path / "dict.json", "no list"),
+        (tmp_path / "dict.json", "not a list"),
         (tmp_path / "missing", "cannot be read"),
         (mine, "saveslot copy"),
-        (f"{server.url}&schema=nothing", "is empty"),
+        (f"{database.url}&schema=nothing", "is empty"),
     ):
         with pytest.raises(InvalidInput, match=said):
             await bring(store, source)
@@ -726,7 +768,7 @@ async def test_what_is_no_source_is_told(store, tmp_path, server, fresh_url):
 
 
 async def test_a_source_in_use_is_read_as_it_is_now(store, foreign, tmp_path):
-    """Also what still lies in its write-ahead log; and no file is left beside one that nobody has open."""
+    """Entries still in the write-ahead log are read too, and no file is left beside a closed one."""
     path = tmp_path / "live.sqlite"
     shutil.copy(foreign / "openai_agents.sqlite", path)
     connection = sqlite3.connect(path)

@@ -8,7 +8,7 @@ from saveslot.testing import Clock, StoreConformance
 
 class TestMemory(StoreConformance):
     def setup_method(self) -> None:
-        self.stores: dict[Path, MemoryStore] = {}
+        self.stores: dict[Path, Store] = {}
 
     async def open(self, folder: Path, clock: Clock) -> Store:
         return self.stores.setdefault(folder, MemoryStore(clock, clock.uptime))

@@ -18,7 +18,7 @@ def sqlite(folder: Path):
 @pytest.mark.parametrize("half", [1, 2])
 def test_sqlite_behaves_like_memory(half: int, tmp_path: Path) -> None:
     """Two handles on one SQLite file answer every sequence of steps as memory does."""
-    behaves_like_memory(sqlite(tmp_path), examples=150, steps=50)
+    behaves_like_memory(sqlite(tmp_path), examples=80, steps=50)
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Makes databases of the present format: `python tests/upgrades/make_format.py`. A released one is never made anew.
+"""Makes databases of the present format: `python tests/upgrades/make_format.py`. A released one is never made again.
 
 format_N.sqlite, format_N.sql (for PostgreSQL: the tables as they were then, and their rows) and format_N.json, what is
 in them: each session's export.
@@ -10,16 +10,17 @@ import asyncio
 import json
 from pathlib import Path
 
-import apsw
 import asyncpg
 
 from saveslot import SessionManager
-from saveslot.moving.copying import copied
+from saveslot.moving.copy import copy_sessions
 from saveslot.stack import Postgres
-from saveslot.stores import Store, open_store, postgres_server, sqlite_file
+from saveslot.stores import Store, open_store
+from saveslot.stores.postgres import schema as postgres_schema
+from saveslot.stores.sqlite import file as sqlite_file
 
 HERE = Path(__file__).parent
-TABLES = ("format", "sessions", "checkpoints", "labels", "workers")
+TABLES = ("format", "sessions", "checkpoints", "labels", "entry_labels", "workers")
 
 
 async def lived(store: Store) -> None:
@@ -48,19 +49,21 @@ async def lived(store: Store) -> None:
     await sessions.delete_session("gone")
 
 
-async def told(store: Store) -> dict[str, str]:
+async def exports(store: Store) -> dict[str, str]:
     sessions = SessionManager(store=store)
-    return {found.session_id: await sessions.export(found.session_id) for found in await sessions.find(limit=1000)}
+    return {
+        session.session_id: await sessions.export(session.session_id) for session in await sessions.find(limit=1000)
+    }
 
 
 async def dumped(dsn: str, schema: str) -> str:
     connection = await asyncpg.connect(dsn)
-    parts = [f"create table format (version int not null);\n{''.join(postgres_server.migrations())}"]
+    parts = [f"create table format (version int not null);\n{''.join(postgres_schema.migrations())}"]
     for table in TABLES:
         sql = "select column_name from information_schema.columns where table_schema = $1 and table_name = $2"
         sql += " and is_generated = 'NEVER'"
-        found = [row[0] for row in await connection.fetch(sql, schema, table)]
-        columns = [name for name in found if name != "tx"]  # numbers of another server's transactions
+        items = [row[0] for row in await connection.fetch(sql, schema, table)]
+        columns = [name for name in items if name != "tx"]  # numbers of another server's transactions
         literals = " || ', ' || ".join(f"coalesce(quote_literal({name}::text), 'null')" for name in columns)
         rows = await connection.fetch(f"select {literals} from {schema}.{table} order by 1")  # noqa: S608
         parts += [f"insert into {table} ({', '.join(columns)}) values ({row[0]});" for row in rows]  # noqa: S608
@@ -73,21 +76,16 @@ async def main() -> None:
     draft = HERE / f"{name}.draft"
     first = await open_store(f"sqlite:///{draft}")
     await lived(first)
-    found = await told(first)
+    result = await exports(first)
     with Postgres() as server:
         second = await open_store(f"{server.url}&schema=fixture")
-        await copied(first, second, "default")
+        await copy_sessions(first, second, "default")
         text = await dumped(server.url, "fixture")
         await second.close()
     await first.close()
-    connection = apsw.Connection(str(draft))
-    (HERE / f"{name}.sqlite").unlink(missing_ok=True)
-    connection.execute("vacuum into ?", (str(HERE / f"{name}.sqlite"),))
-    connection.close()
-    for left in HERE.glob(f"{name}.draft*"):
-        left.unlink()
+    draft.replace(HERE / f"{name}.sqlite")
     (HERE / f"{name}.sql").write_text(text)
-    (HERE / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    (HERE / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from pathlib import Path
 import apsw
 from asyncpg import Connection
 
-from saveslot.stores import open_store, postgres_server, sqlite_file
+from saveslot.stores import open_store
+from saveslot.stores.postgres import schema as postgres_schema
+from saveslot.stores.sqlite import file as sqlite_file
 
 # `die(n)` is made known to SQLite below; on PostgreSQL the process dies before its n-th statement.
 SQLITE = """
@@ -39,9 +41,9 @@ def inject(folder: Path, place: int) -> None:
 
     script = folder / "sqlite_later.sql"
     script.write_text(SQLITE)
-    known, scripts = sqlite_file.migrations(), postgres_server.migrations()
+    known, scripts = sqlite_file.migrations(), postgres_schema.migrations()
     sqlite_file.migrations = lambda: [*known, script]
-    postgres_server.migrations = lambda: [*scripts, *POSTGRES]
+    postgres_schema.migrations = lambda: [*scripts, *POSTGRES]
     apsw.connection_hooks.append(lambda connection: connection.create_scalar_function("die", die))
     execute = Connection.execute
 

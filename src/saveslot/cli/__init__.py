@@ -5,32 +5,33 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
-# What a write into a file, a pipe or a terminal fails with.
+# Errors of a write to a file, a pipe or a terminal.
 UNWRITTEN = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; what it ends with is the exit code."""
+    """Run one command and return its exit code."""
     if not sys.stdin:  # closed, as by `<&-`
         sys.stdin = Path(os.devnull).open()  # noqa: SIM115  (until the end)
     if not sys.stderr:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
-    if not sys.stdout:  # nobody would learn what was done: nothing is
-        print("saveslot: stdout is closed; >/dev/null throws the output away", file=sys.stderr)
+    if not sys.stdout:  # do nothing, since the result could not be shown
+        print("saveslot: stdout is closed; use >/dev/null to discard the output", file=sys.stderr)
         return 1
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a terminal that does not speak UTF-8 must not stop us
+        if isinstance(stream, TextIOWrapper):  # a terminal without UTF-8 must not stop us
             stream.reconfigure(errors="backslashreplace")
     try:
         code = _answered(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:  # before there was anything to end
+    except KeyboardInterrupt:  # before a command was running
         return 130
     except OSError as exc:
         if exc.filename is not None or exc.errno not in UNWRITTEN:
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _answered(tokens: list[str]) -> int:
-    if tokens == ["--version"]:
+    if tokens in (["--version"], ["-V"], ["version"]):
         from saveslot import __version__
 
         print(f"saveslot {__version__}")
@@ -49,24 +50,24 @@ def _answered(tokens: list[str]) -> int:
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] not in {"cyclopts", "rich"}:
             raise
-        print("saveslot: the command line needs two more packages: pip install 'saveslot[cli]'", file=sys.stderr)
+        print("saveslot: the command line needs the extra: pip install 'saveslot[cli]'", file=sys.stderr)
         return 1
 
 
 def _unwritten(exc: OSError) -> int:
-    """The output found no place. Of a reader that went away nothing is said: it had enough."""
+    """The output could not be written. Say so, unless its reader just went away."""
     from saveslot.cli import exits
     from saveslot.cli.screen import note
 
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # Python flushes once more at its end; give it what takes everything
+        except OSError:  # Python flushes again at exit; give it a sink
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if isinstance(exc, BrokenPipeError):
         return exits.BROKEN_PIPE
     with suppress(OSError):  # the terminal itself may be gone
-        note(f"saveslot: the output cannot be written ({exc.strerror})")
+        note(f"saveslot: cannot write the output ({exc.strerror})")
     return exits.FAILURE
 
 
@@ -74,19 +75,31 @@ def _run(tokens: list[str]) -> None:
     import asyncio
     import inspect
 
-    from saveslot.cli.app import app, behind_command
+    from saveslot.cli.app import after_command, app
+    from saveslot.cli.help import fill
     from saveslot.cli.screen import console
 
-    command, bound, _ = app.parse_args(behind_command(tokens))
-    if "console" in bound.arguments:  # a page of help
-        bound.arguments["console"] = console(sys.stdout)
+    words = after_command(tokens)
+    command, bound, _ = app.parse_args(words)
+    if "console" in bound.arguments:  # a help page
+        bound.arguments["console"] = page = console(sys.stdout)
+        fill(app, next((word for word in words if not word.startswith("-")), None), page.width)
     answer = command(*bound.args, **bound.kwargs)
-    if inspect.iscoroutine(answer):
-        asyncio.run(answer)
+    if inspect.iscoroutine(answer) and asyncio.run(_interrupted(answer)):
+        raise KeyboardInterrupt
+
+
+async def _interrupted(answer: Coroutine[Any, Any, None]) -> bool:
+    """True if Ctrl-C was raised inside: asyncio would report it as an exception that was never retrieved."""
+    try:
+        await answer
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 def _ended(run: Callable[[], None]) -> int:
-    """Every way in which a command can end, as an exit code and at most one message."""
+    """Run a command; turn every way it can end into an exit code and at most one message."""
     from cyclopts import CycloptsError
 
     from saveslot.cli import exits
@@ -97,7 +110,7 @@ def _ended(run: Callable[[], None]) -> int:
     try:
         run()
     except SaveslotError as exc:
-        hint = "; saveslot doctor tells how far the damage goes" if exc.code == "corrupt" else ""
+        hint = "; run `saveslot doctor` for the extent of the damage" if exc.code == "corrupt" else ""
         note(f"saveslot: {exc}{hint}")
         return exits.exit_code(exc)
     except CycloptsError as exc:

@@ -1,4 +1,4 @@
-"""`python -m saveslot.cli` is the command, too."""
+"""`python -m saveslot.cli` runs the command, too."""
 
 import sys
 

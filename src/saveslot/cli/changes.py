@@ -15,15 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any, cast
 
-from saveslot import difference
 from saveslot.cli.screen import Line, Span, Spans
 from saveslot.cli.state import DIM, FULL, KEY, Fold, branch, inline, is_message, message
-from saveslot.cli.words import many
+from saveslot.codec import difference
+from saveslot.values.words import many
 
 SIGNS = {"+": "bold green", "-": "bold red", "~": "bold yellow"}
 GONE, COME = "red", "green"
 
-# A word diff compares every word with every other one: longer texts are shown as a whole, before and after.
+# Words of a text. A word diff compares every word with every other one; longer texts are shown before and after.
 MAX_WORDS = 4000
 # Unchanged words kept on either side of a change.
 AROUND = 6
@@ -32,7 +32,7 @@ _WORDS = re.compile(r"\n|[^\S\n]+|\w+|[^\w\s]")
 
 
 def changes(before: Any, patch: Sequence[Mapping[str, Any]], fold: Fold, *, colour: bool) -> Iterator[Line]:
-    """The operations of a patch one by one, with what was there before each."""
+    """The operations of a patch one by one, each with the value it replaces."""
     steps: list[tuple[str, str, Any, Any]] = []
     document = before
     for op in patch:
@@ -58,18 +58,18 @@ def summary(patch: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _found(document: Any, path: str) -> tuple[str, Any]:
-    """A path as people write it (`plan.todo[2]`), and what is there."""
-    name, found = "", document
+    """A path as people write it (`plan.todo[2]`), and the value there."""
+    name, value = "", document
     for step in (part.replace("~1", "/").replace("~0", "~") for part in path.split("/")[1:]):
-        if isinstance(found, list):
-            held = cast("list[Any]", found)
+        if isinstance(value, list):
+            held = cast("list[Any]", value)
             place = len(held) if step == "-" else int(step)
             name += f"[{place}]"
-            found = held[place] if place < len(held) else None
+            value = held[place] if place < len(held) else None
         else:
             name += f".{step}" if name else step
-            found = cast("dict[str, Any]", found).get(step) if isinstance(found, dict) else None
-    return name or "(all)", found
+            value = cast("dict[str, Any]", value).get(step) if isinstance(value, dict) else None
+    return name or "(all)", value
 
 
 def _sign(sign: str) -> Span:
@@ -77,12 +77,12 @@ def _sign(sign: str) -> Span:
 
 
 def _whole(sign: str, name: str, value: Any, fold: Fold) -> Iterator[Line]:
-    """Something that came or went."""
+    """A value that was added or removed."""
     lead, hang = (_sign(sign),), ((f"{sign} ", SIGNS[sign]),)
     if is_message(value):
-        yield from message(f"{name} ", value, fold, lead)  # in line with what is no message
+        yield from message(f"{name} ", value, fold, lead)  # aligned with values that are not messages
         return
-    # What went is only a reminder; what came is shown as `show` would.
+    # A removed value is only a reminder; an added one is shown as `show` does.
     for line in branch(name, value, fold if sign == "+" else Fold(3, 160, 2, 3) if fold != FULL else fold, lead, hang):
         body = tuple((text, style or (COME if sign == "+" else GONE)) for text, style in line.body)
         yield Line(line.lead, body, line.hang)
@@ -92,8 +92,8 @@ def _replaced(name: str, old: Any, new: Any, fold: Fold, *, colour: bool) -> Ite
     label: Spans = (_sign("~"), (f"{name}  ", KEY))
     one, other = inline(old), inline(new)
     if one is not None and other is not None:
-        told = (*((text, GONE) for text, _ in one), (" → ", DIM), *((text, COME) for text, _ in other))
-        yield Line(label, told)
+        both = (*((text, GONE) for text, _ in one), (" → ", DIM), *((text, COME) for text, _ in other))
+        yield Line(label, both)
         return
     if isinstance(old, str) and isinstance(new, str) and len(old) + len(new) < MAX_WORDS * 8:
         a, b = _WORDS.findall(old), _WORDS.findall(new)
@@ -108,7 +108,7 @@ def _replaced(name: str, old: Any, new: Any, fold: Fold, *, colour: bool) -> Ite
 
 
 def _words(matcher: SequenceMatcher[str], a: list[str], b: list[str], fold: Fold, *, colour: bool) -> Iterator[Span]:
-    """One text with what went and what came in it; stretches that stayed are cut down to the words around a change."""
+    """One text with removed and added words marked; unchanged parts are cut down to the words around a change."""
     keep = len(a) if fold == FULL else 2 * AROUND
     blocks = matcher.get_opcodes()
     for n, (tag, i, j, x, y) in enumerate(blocks):
@@ -122,7 +122,7 @@ def _words(matcher: SequenceMatcher[str], a: list[str], b: list[str], fold: Fold
 
 
 def _marked(text: str, left: str, right: str, style: str, *, colour: bool) -> Span:
-    # A colour does not show on blanks, and not to everyone: a strike and an underline do.
+    # Colour does not show on blanks, nor to everyone; strike-through and underline do.
     return (
         (text, f"{style} strike" if style == GONE else f"{style} underline")
         if colour
@@ -140,12 +140,12 @@ def _stayed(words: list[str], keep: int, *, first: bool, last: bool) -> Iterator
         return
     hidden = words[front : len(words) - back]
     yield "".join(words[:front]), ""
-    yield f" … {many(len(''.join(hidden)), 'character')} as before … ", DIM
+    yield f" … {many(len(''.join(hidden)), 'character')} unchanged … ", DIM
     yield "".join(words[len(words) - back :]), ""
 
 
 def _broken(spans: Iterator[Span]) -> Iterator[Spans]:
-    """Spans cut into lines where their texts are."""
+    """Spans split into lines at the newlines of their texts."""
     line: list[Span] = []
     for text, style in spans:
         first, *rest = text.split("\n")

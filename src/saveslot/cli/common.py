@@ -1,4 +1,4 @@
-"""What every command takes: which store, which namespace, and whether a program reads the answer."""
+"""Options of every command: the store, the namespace, and JSON output."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from saveslot.cli.candidates import namespaces
 from saveslot.cli.screen import Screen, note
+from saveslot.errors import NotFound
 from saveslot.manager import SessionManager
-from saveslot.opening import located, open as open_sessions
+from saveslot.opening import hurried, located, open as open_sessions
 from saveslot.settings import Setting
-from saveslot.stores import VALKEY, shown, sqlite_path
+from saveslot.stores import shown, sqlite_path
 
-EVERYWHERE = Group("Everywhere", sort_key=99)
+EVERYWHERE = Group("All commands", sort_key=99)
 
 
 @Parameter(name="*")
@@ -24,20 +26,33 @@ EVERYWHERE = Group("Everywhere", sort_key=99)
 class Common:
     store: Annotated[
         str | None,
-        Parameter(group=EVERYWHERE, help="URL of the store. Else SAVESLOT_URL, saveslot.toml, or the user's own file."),
+        Parameter(
+            group=EVERYWHERE,
+            metavar="URL",
+            help="Store: a file or a URL (default: SAVESLOT_URL, saveslot.toml, or a file in the user's data).",
+        ),
     ] = None
     namespace: Annotated[
-        str | None, Parameter(group=EVERYWHERE, help="Whose sessions. Else SAVESLOT_NAMESPACE, saveslot.toml.")
+        str | None,
+        Parameter(
+            group=EVERYWHERE,
+            metavar="NAME",
+            completer=namespaces,
+            help="Namespace (default: SAVESLOT_NAMESPACE or saveslot.toml).",
+        ),
     ] = None
-    json: Annotated[bool, Parameter(group=EVERYWHERE, negative="", show_default=False, help="Answer in JSON.")] = False
+    json: Annotated[bool, Parameter(group=EVERYWHERE, negative="", show_default=False, help="Print JSON.")] = False
+    no_pager: Annotated[
+        bool, Parameter(group=EVERYWHERE, negative="", show_default=False, help="Never open a pager.")
+    ] = False
 
     @property
     def screen(self) -> Screen:
-        return Screen(json=self.json)
+        return Screen(json=self.json, paged=not self.no_pager)
 
     @property
     def settings(self) -> dict[str, Setting]:
-        """Store, namespace, and who set them."""
+        """Store and namespace, and where they were set."""
         return located(self.store, namespace=self.namespace)
 
     @property
@@ -45,8 +60,8 @@ class Common:
         return self.settings["url"].value
 
     @property
-    def said_by(self) -> str:
-        """Who chose the store, in the words of the command line."""
+    def source(self) -> str:
+        """Where the store was set, as a user of the command line knows it."""
         return "--store" if self.store else self.settings["url"].source
 
     @property
@@ -59,26 +74,27 @@ class Common:
         return self.settings["hot"].value if "hot" in self.settings else None
 
     @property
-    def postgres(self) -> bool:
-        return self.url.startswith(("postgresql:", "postgres:"))
-
-    @property
-    def valkey(self) -> bool:
-        return self.url.startswith(tuple(f"{scheme}://" for scheme in VALKEY))
-
-    @property
     def place(self) -> str:
-        """The store as it may be shown: a file, or a URL without its password."""
+        """The store for messages: a file, or a URL without its password."""
         return str(self.file or shown(self.url))
 
+    def require_file(self, hint: str) -> None:
+        """Raise `NotFound` if the store is a SQLite file that does not exist."""
+        if self.file is not None and not self.file.exists():
+            raise NotFound(f"there is no file {self.file} ({self.source}); {hint}")
+
     @asynccontextmanager
-    async def sessions(self, *, create: bool = False, **options: Any) -> AsyncGenerator[SessionManager]:
-        """The store, open. Looking at a file that is not there does not make one."""
-        url = self.url
+    async def sessions(
+        self, *, create: bool = False, patient: bool = False, **options: Any
+    ) -> AsyncGenerator[SessionManager]:
+        """Open the store. Unless the command may `create` it, say that a SQLite file is missing: it reads as empty.
+
+        `patient`: wait up to 30 s for a server that is not there yet.
+        """
         if not create and self.file is not None and not self.file.exists():
-            note(f"{self.file} is not there yet; the first session makes it ({self.said_by})")
-            url = "memory:"
-        async with open_sessions(url, namespace=self.settings["namespace"].value, **options) as sessions:
+            note(f"{self.file} does not exist yet; the first session creates it ({self.source})")
+        opening = open_sessions if patient else hurried
+        async with opening(self.url, namespace=self.settings["namespace"].value, **options) as sessions:
             yield sessions
 
 

@@ -1,4 +1,4 @@
-"""How the command ends: the one place where an error's code becomes an exit code."""
+"""Exit codes: the one place where they are derived from error codes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from saveslot.errors import SaveslotError
 
 OK, FAILURE, USAGE, CONFLICT, AUTH, NOT_FOUND, UNREACHABLE = range(7)
-INTERRUPTED = 130  # as shells report a program that Ctrl-C ended
-BROKEN_PIPE = 141  # the same for one whose reader went away
-TERMINATED = 143  # and for one that was asked to end
+INTERRUPTED = 130  # as shells report a program stopped by Ctrl-C
+BROKEN_PIPE = 141  # … by the end of the program that reads its output
+TERMINATED = 143  # … by SIGTERM
 
 BY_CODE = {
     "not_found": NOT_FOUND,
@@ -22,6 +22,7 @@ BY_CODE = {
     "lease_held": CONFLICT,
     "lease_lost": CONFLICT,
     "invalid_transition": CONFLICT,
+    "cancelled": CONFLICT,
     "invalid_input": USAGE,
     "unauthorized": AUTH,
     "forbidden": AUTH,
@@ -32,7 +33,7 @@ BY_CODE = {
 
 
 class Misuse(SaveslotError):
-    """The command line itself makes no sense."""
+    """A usage error."""
 
     code = "invalid_input"
 
@@ -42,7 +43,7 @@ def exit_code(error: SaveslotError) -> int:
 
 
 async def until_terminated(work: Coroutine[Any, Any, None]) -> bool:
-    """Go on until the work is done, or SIGTERM or a closed terminal ends it, with its cleanup: True then."""
+    """Run until done, or until SIGTERM or a closed terminal cancels it (after its cleanup): True in that case."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     signals = () if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP)

@@ -1,4 +1,4 @@
-"""An agent's state as a person reads it: a small tree; lists of {role, content} as a conversation; long parts folded.
+"""An agent's state for people: a small tree, with lists of {role, content} as conversations and long parts folded.
 
     messages  14 messages
     │  … 8 earlier messages folded
@@ -9,7 +9,7 @@
     ├ step  3
     └ todo  ["explain", "exercise"]
 
-What is folded says how much of it there is; `--full` and a pipe fold nothing.
+A fold says how much it hides; with `--full` and in a pipe nothing is folded.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from uuid import UUID
 import msgspec
 
 from saveslot.cli.screen import Line, Span, Spans
-from saveslot.cli.words import flat, many, size
+from saveslot.cli.words import flat
+from saveslot.values.words import many, size
 
-# A value that fits into so many characters stands beside its key.
+# Characters of a value that is shown beside its key.
 INLINE = 60
-# So many numbers of a long list are shown.
+# Numbers shown of a long list.
 NUMBERS = 6
-# Names of people who speak in a conversation are this wide.
+# Width of the column of roles.
 ROLE = 9
 
 KEY, DIM, TEXT, NUMBER = "cyan", "dim", "", "yellow"
 ROLES = {"user": "bold cyan", "assistant": "bold green", "tool": "bold yellow", "system": "bold magenta"}
-# Other words for the same four, as frameworks write them.
+# Other names for these roles in frameworks.
 SYNONYMS = {"human": "user", "ai": "assistant", "model": "assistant", "developer": "system", "function": "tool"}
 
 
 class Fold(NamedTuple):
-    """How much of one thing is shown; what is left out is said."""
+    """Limits beyond which a value is folded."""
 
     lines: int = 8
     characters: int = 480
@@ -50,14 +51,14 @@ FULL = Fold(1 << 60, 1 << 60, 1 << 60, 1 << 60)
 
 
 def tree(data: Mapping[str, Any], fold: Fold) -> Iterator[Line]:
-    """Every key of a state, one below the other."""
+    """Every key of a state, one per line."""
     width = min(16, max(map(len, data), default=0))
     for key, value in data.items():
         yield from branch(key.ljust(width), value, fold, (), ())
 
 
 def branch(key: str, value: Any, fold: Fold, lead: Spans, hang: Spans) -> Iterator[Line]:
-    """A key and its value: beside it when that is short, below it when not."""
+    """A key with its value: beside it if short, otherwise below it."""
     label = (*lead, (f"{key}  ", KEY))
     short = inline(value)
     if short is not None:
@@ -100,7 +101,7 @@ def _guides(hang: Spans, *, last: bool) -> tuple[Spans, Spans]:
 
 
 def _folded(count: int, limit: int) -> tuple[int, int]:
-    """How many stand in front of the fold, and how many are in it. Folding a single one saves nothing."""
+    """How many items precede the fold, and how many are in it. Folding a single one saves nothing."""
     if count <= limit + 1:
         return count, 0
     return limit // 3, count - limit
@@ -110,7 +111,7 @@ def _folded(count: int, limit: int) -> tuple[int, int]:
 
 
 def inline(value: Any) -> Spans | None:
-    """The value in one short line, or None if it has no such form."""
+    """The value on one short line, or None if it does not fit."""
     match value:
         case str():
             return ((value, TEXT),) if len(value) <= INLINE and "\n" not in value and value else _quoted(value)
@@ -141,7 +142,7 @@ def _scalar(value: Any) -> str:
 
 
 def _compact(value: Any) -> Spans | None:
-    """A small list or object of plain values in one line, or many numbers in one (a vector says little to a person)."""
+    """A small list or object of plain values on one line, or a long list of numbers (a vector), shortened."""
     object_ = cast("dict[str, Any]", value) if isinstance(value, dict) else None
     inner = [*object_.values()] if object_ is not None else cast("list[Any]", value)
     if object_ is None and len(inner) > NUMBERS and {int, float}.issuperset(map(type, inner)):
@@ -180,11 +181,11 @@ def text_lines(text: str, fold: Fold, style: str = TEXT) -> Iterator[Spans]:
 def is_message(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
-    told = cast("dict[str, Any]", value)
-    if isinstance(told.get("role"), str):
-        return bool(told.keys() & {"content", "parts", "tool_calls"})
-    kind = told.get("type")
-    return kind in {"function_call", "function_call_output"} or (kind in {*SYNONYMS, *ROLES} and "content" in told)
+    data = cast("dict[str, Any]", value)
+    if isinstance(data.get("role"), str):
+        return bool(data.keys() & {"content", "parts", "tool_calls"})
+    kind = data.get("type")
+    return kind in {"function_call", "function_call_output"} or (kind in {*SYNONYMS, *ROLES} and "content" in data)
 
 
 def is_conversation(value: Any) -> bool:
@@ -197,36 +198,36 @@ def conversation(messages: Sequence[Mapping[str, Any]], fold: Fold, hang: Spans)
     if gap:
         yield Line(hang, ((f"… {many(gap, 'earlier message')} folded", DIM),))
     width = len(str(len(messages) - 1))
-    for n, told in enumerate(messages[gap:], gap):
-        yield from message(f"{n:>{width}}", told, fold, hang)
+    for n, data in enumerate(messages[gap:], gap):
+        yield from message(f"{n:>{width}}", data, fold, hang)
 
 
-def message(number: str, told: Mapping[str, Any], fold: Fold, hang: Spans) -> Iterator[Line]:
-    """Who spoke, what was said, which tools were called."""
-    role = _role(told)
+def message(number: str, data: Mapping[str, Any], fold: Fold, hang: Spans) -> Iterator[Line]:
+    """The role, the text and the tool calls of a message."""
+    role = _role(data)
     below = (*hang, (" " * (len(number) + 1 + max(ROLE, len(role)) + 2), ""))
     lead = (*hang, (f"{number} ", DIM), (f"{role:<{ROLE}}  ", ROLES.get(role, "bold")))
-    said = [*_said(told, fold)] or [(("(nothing)", DIM),)]
-    for n, line in enumerate(said):
+    lines = [*_content(data, fold)] or [(("(nothing)", DIM),)]
+    for n, line in enumerate(lines):
         yield Line(below if n else lead, line, below)
-    rest = _rest(told)
+    rest = _rest(data)
     if rest:
         yield Line(below, ((rest, DIM),), below)
 
 
-def _role(told: Mapping[str, Any]) -> str:
-    role = str(told.get("role") or told.get("type"))
+def _role(data: Mapping[str, Any]) -> str:
+    role = str(data.get("role") or data.get("type"))
     role = {"function_call": "assistant", "function_call_output": "tool"}.get(role, role)
     return SYNONYMS.get(role, role)
 
 
-def _said(told: Mapping[str, Any], fold: Fold) -> Iterator[Spans]:
-    content: Any = told.get("content", told.get("parts", told.get("output")))
+def _content(data: Mapping[str, Any], fold: Fold) -> Iterator[Spans]:
+    content: Any = data.get("content", data.get("parts", data.get("output")))
     for part in cast("list[Any]", content) if isinstance(content, list) else [content]:
         yield from _part(part, fold)
-    if told.get("type") == "function_call":
-        yield _call(told.get("name"), told.get("arguments"))
-    calls: Any = told.get("tool_calls")
+    if data.get("type") == "function_call":
+        yield _call(data.get("name"), data.get("arguments"))
+    calls: Any = data.get("tool_calls")
     for call in cast("list[Any]", calls) if isinstance(calls, list) else []:
         yield from _tool_call(call)
 
@@ -235,13 +236,13 @@ def _tool_call(call: Any) -> Iterator[Spans]:
     if not isinstance(call, dict):
         yield ((f"→ {call}", "yellow"),)
         return
-    told = cast("dict[str, Any]", call)
-    function = cast("dict[str, Any]", told["function"]) if isinstance(told.get("function"), dict) else told
+    data = cast("dict[str, Any]", call)
+    function = cast("dict[str, Any]", data["function"]) if isinstance(data.get("function"), dict) else data
     yield _call(function.get("name"), function.get("arguments", function.get("args", function.get("input"))))
 
 
 def _part(part: Any, fold: Fold) -> Iterator[Spans]:
-    """One piece of a message: text, a call of a tool, its result, or something else that is only named."""
+    """One part of a message: text, a tool call, its result; anything else is only named."""
     match part:
         case None:
             return
@@ -262,7 +263,7 @@ def _part(part: Any, fold: Fold) -> Iterator[Spans]:
 
 
 def _call(name: Any, arguments: Any) -> Spans:
-    """`→ add(a="1/2", b="1/4")`; arguments often come as JSON in a text."""
+    """`→ add(a="1/2", b="1/4")`; arguments are often JSON in a string."""
     given = arguments
     if isinstance(given, str):
         try:
@@ -270,19 +271,19 @@ def _call(name: Any, arguments: Any) -> Spans:
         except msgspec.DecodeError:
             given = arguments
     if isinstance(given, dict):
-        told = ", ".join(f"{key}={flat(_json(item), 48)}" for key, item in cast("dict[str, Any]", given).items())
+        text = ", ".join(f"{key}={flat(_json(item), 48)}" for key, item in cast("dict[str, Any]", given).items())
     else:
-        told = "" if given is None else flat(str(given), 96)
-    return (("→ ", "yellow"), (f"{name}", "bold yellow"), (f"({told})", "yellow"))
+        text = "" if given is None else flat(str(given), 96)
+    return (("→ ", "yellow"), (f"{name}", "bold yellow"), (f"({text})", "yellow"))
 
 
-def _rest(told: Mapping[str, Any]) -> str:
-    """The other keys of a message, in short."""
+def _rest(data: Mapping[str, Any]) -> str:
+    """The other keys of a message, abbreviated."""
     shown = {"role", "content", "parts", "tool_calls", "output"}
-    shown |= {"type", "name", "arguments"} if "function_call" in str(told.get("type")) else set()
-    if "role" not in told:
+    shown |= {"type", "name", "arguments"} if "function_call" in str(data.get("type")) else set()
+    if "role" not in data:
         shown.add("type")
-    others = {key: value for key, value in told.items() if key not in shown and value not in (None, "", [], {})}
+    others = {key: value for key, value in data.items() if key not in shown and value not in (None, "", [], {})}
     return "  ".join(f"{key}={flat(bare(value), 32)}" for key, value in others.items())
 
 

@@ -1,42 +1,37 @@
-"""State <-> bytes. Knows JSON, frames and recipes; knows nothing of sessions or databases."""
+"""State <-> bytes: JSON, frames, recipes and encryption. Nothing here knows of sessions or databases."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from saveslot.codec.cipher import Keyring, Keys, new_key
-from saveslot.codec.frame import pack, seal, unpack, unseal
-from saveslot.codec.state import Recipe, State, Written, append, rebuild, write
-from saveslot.codec.text import MAX_STATE, decode, encode
-from saveslot.errors import Corrupt
+from saveslot.codec.notes import Changed, note, noted, read_changes, read_note, read_parts
+from saveslot.codec.state import UNCHANGED, Changes, State, Written, next_digest, rebuild
+from saveslot.codec.text import ANY_SIZE, MAX_STATE, decode, encode
+from saveslot.codec.writing import Edits, append, change, write
+from saveslot.values.recipe import Recipe
 
 __all__ = [
+    "ANY_SIZE",
     "MAX_STATE",
+    "UNCHANGED",
+    "Changed",
+    "Changes",
+    "Edits",
     "Keyring",
     "Keys",
     "Recipe",
     "State",
     "Written",
     "append",
+    "change",
     "decode",
     "encode",
     "new_key",
+    "next_digest",
     "note",
+    "noted",
+    "read_changes",
     "read_note",
+    "read_parts",
     "rebuild",
     "write",
 ]
-
-
-def note(value: Any, path: str, limit: int = MAX_STATE) -> bytes:
-    """A value that stands alone: sealed with its own digest."""
-    text, tagged = encode(value, path, limit)
-    return seal(pack(text, patch=False, tagged=tagged))
-
-
-def read_note(sealed: bytes) -> Any:
-    """The value of a note, or `Corrupt`."""
-    found = unpack(unseal(sealed))
-    if found.patch:
-        raise Corrupt("a note", "holds a patch")
-    return decode(found.body, tagged=found.tagged)

@@ -1,14 +1,20 @@
 """Frames: bytes as they are stored. FORMAT.md shows them byte by byte.
 
-    01 | flags | raw length (varint) | body     flags: 1 patch, 2 zstd, 4 holds tagged values, 32 zstd by our dictionary
-    01 | 08 | nonce | AES-256-GCM of a frame    sealed (`cipher.py`)
+    02 | flags | raw length | body                             lengths are varints
+    02 | flags + 64 | raw length | stored length | head | blocks    (`blocks.py`)
+    01 | 08 | nonce | AES-256-GCM of a frame                   sealed (`cipher.py`)
+    flags: 1 patch, 2 zstd, 4 holds tagged values, 32 zstd by our dictionary, 64 followed by blocks
 
-A frame is verified by its digest, chained over the frames it stands on: sha256(previous digest + frame). What stands
-alone (a note, a session's context) is sealed instead: the first 16 bytes of its own sha256, then the frame.
+The first byte is the version of the body; notes, and frames written until 2026-11, have 01.
+
+A frame is verified by its digest, chained over the frames it builds on: sha256(previous digest + frame), without the
+blocks, which the head vouches for. A standalone one (a note, a session's context) starts with a checksum instead: the
+first 16 bytes of its own sha256, then the frame.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -25,41 +31,44 @@ from zstandard import (
 )
 
 from saveslot.errors import Corrupt, TooLarge
+from saveslot.values.recipe import read_varint, varint
 
-VERSION = 1
-PATCH, ZSTD, TAGGED, DICTIONARY = 1, 2, 4, 32
-# Its body is sealed; in front of that stands the session's key, wrapped.
+# Of notes, sealed bytes and bodies, and of frames written until 2026-11; and of frames.
+VERSION, VERSION_2 = 1, 2
+PATCH, ZSTD, TAGGED, DICTIONARY, LONG = 1, 2, 4, 32, 64
+# The body is encrypted; before it comes the session's key, wrapped.
 SEALED, KEYED = 8, 16
-SEAL = 16
-# Level 1: 5 ms for 1.5 MB of messages, and 5 us for a kilobyte. Level 3 stores 1% less of a kilobyte and 6% less of a
-# megabyte; it takes 7 ms and 6 us, and reading is no faster.
+# Bytes of a checksum.
+CHECKSUM = 16
+# zstd's level 1 takes 5 ms for 1.5 MB of messages and 5 us for a kilobyte. Level 3 takes 7 ms and 6 us, stores 6% less
+# of a megabyte and 1% less of a kilobyte, and reading is no faster.
 LEVEL = 1
-# Below this the dictionary saves less than 90 bytes, and by itself zstd saves as little up to 256.
+# Bytes of a body. Below 192 the dictionary saves less than 90 bytes; without it, zstd saves as little up to 256.
 WORTH_COMPRESSING, WORTH_ALONE = 192, 256
-# Up to here the dictionary makes English, code and JSON shorter, and is quicker: no table of frequencies has to be made
-# (docs/decisions/0039). A body of which it leaves more than this part is of other letters; zstd alone may do better.
+# Up to 1,280 bytes the dictionary makes English, code and JSON shorter, and is quicker: zstd needs no frequency table
+# (docs/decisions/codec.md). If it leaves more than 0.65 of a body, the text is of another kind: try zstd alone.
 SMALL, FITTING = 1280, 0.65
 WORDS = Path(__file__).with_name("small.zdict")
 WORDS_SHA256 = "2df519ef4a5bb824d431e721406ffbccaf79e88e0bafdfe70f5268e20f3b11d9"
-# A longer keyframe is decompressed to where its texts will stand and grow: new memory costs more than reading does.
+# Bytes. From here on, the blocks of a zstd frame are counted before memory is taken for what it claims to hold.
 LARGE = 32 * 1024
-# Of zstd's own frames: no block holds more; the flag of a checksum; the kind of block that is one byte, repeated.
-BLOCK, CHECKSUM, REPEATED = 128 * 1024, 4, 2
-# No frame holds more, whatever the limit for states: a forged length cannot fill the memory.
+# zstd's own format: the most bytes in a block, the flag for a checksum, the block type of one repeated byte.
+BLOCK, ZSTD_CHECKSUM, REPEATED = 128 * 1024, 4, 2
+# Bytes. No frame holds more, whatever the limit for states: a forged length cannot exhaust memory.
 MAX_RAW = 256 * 1024 * 1024
 
 
 @cache
 def dictionary() -> ZstdCompressionDict:
-    """What small frames have in common. It never changes: a better one would be another file, with another flag."""
+    """Return the dictionary for small frames. It never changes: a better one would be another file and flag."""
     content = WORDS.read_bytes()
-    if sha256(content).hexdigest() != WORDS_SHA256:  # another one would be read as other words, without a complaint
-        raise Corrupt("a frame", f"needs {WORDS.name}, which is not as Saveslot brought it: install it anew")
+    if sha256(content).hexdigest() != WORDS_SHA256:  # another one would silently decode frames to other text
+        raise Corrupt("a frame", f"needs {WORDS.name}, which is not the one that Saveslot ships; reinstall saveslot")
     return ZstdCompressionDict(content)
 
 
 class _Tools(local):
-    """One of each per thread, kept: making one costs more than a kilobyte does."""
+    """One of each per thread, reused: creating one costs more than coding a kilobyte."""
 
     @cached_property
     def writer(self) -> ZstdCompressor:
@@ -67,7 +76,7 @@ class _Tools(local):
 
     @cached_property
     def small_writer(self) -> ZstdCompressor:
-        # The flag in the frame's head says which dictionary, in place of the four bytes that zstd would write.
+        # A flag in the frame's head names the dictionary, instead of the four bytes that zstd would write.
         return ZstdCompressor(level=LEVEL, dict_data=dictionary(), write_dict_id=False)
 
     @cached_property
@@ -85,12 +94,15 @@ _FLAGS = frozenset(kind | how for kind in (0, PATCH, TAGGED, PATCH | TAGGED) for
 
 
 class Frame(NamedTuple):
+    version: int
     patch: bool
     tagged: bool
-    body: bytes | bytearray
+    body: bytes
+    long: bool  # blocks follow
+    end: int  # of the head
 
 
-def pack(body: bytes, *, patch: bool, tagged: bool) -> bytes:
+def pack(body: bytes, *, patch: bool, tagged: bool, version: int = VERSION_2, blocks: Sequence[bytes] = ()) -> bytes:
     size = len(body)
     if size > MAX_RAW:
         raise TooLarge("a frame", limit=MAX_RAW, size=size)
@@ -98,11 +110,13 @@ def pack(body: bytes, *, patch: bool, tagged: bool) -> bytes:
     if size >= WORTH_COMPRESSING:
         body, how = _compressed(body, size)
         flags |= how
-    return bytes((VERSION, flags)) + varint(size) + body
+    if not blocks:
+        return bytes((version, flags)) + varint(size) + body
+    return b"".join((bytes((version, flags | LONG)), varint(size), varint(len(body)), body, *blocks))
 
 
 def _compressed(body: bytes, size: int) -> tuple[bytes, int]:
-    """The shortest form of a body, and the flags for it."""
+    """Return the shortest form of a body, and its flags."""
     forms = [(body, 0)]
     if size <= SMALL:
         small = _tools.small_writer.compress(body)
@@ -115,25 +129,49 @@ def _compressed(body: bytes, size: int) -> tuple[bytes, int]:
 
 
 def unpack(frame: bytes) -> Frame:
-    """What a frame holds, or `Corrupt`; never more than `MAX_RAW` bytes, whatever it claims."""
-    if len(frame) < 3 or frame[0] != VERSION or frame[1] not in _FLAGS:  # noqa: PLR2004
+    """Return what a frame holds, or raise `Corrupt`. Never allocates more than `MAX_RAW` bytes, whatever it claims."""
+    version, flags = (frame[0], frame[1]) if len(frame) > 2 else (0, 0)  # noqa: PLR2004
+    if flags & ~LONG not in _FLAGS or not (version == VERSION_2 or (version == VERSION and not flags & LONG)):
         if len(frame) > 1 and frame[0] == VERSION and frame[1] & SEALED:
             raise Corrupt("a frame", "is sealed and cannot be opened here (changed, or moved from another place)")
         raise Corrupt("a frame", "has an unknown format (a newer Saveslot may have written it)")
-    flags = frame[1]
     size, start = read_varint(frame, 2)
     if size > MAX_RAW:
         raise Corrupt("a frame", f"claims {size:,} bytes")
-    body = _decompressed(frame, start, size) if flags & ZSTD else frame[start:]
-    if len(body) != size:
-        raise Corrupt("a frame", f"holds {len(body):,} bytes instead of {size:,}")
-    return Frame(bool(flags & PATCH), bool(flags & TAGGED), body)
+    end = len(frame)
+    if flags & LONG:
+        stored, start = read_varint(frame, start)
+        if stored > end - start:
+            raise Corrupt("a frame", "is cut short")
+        end = start + stored
+    body = memoryview(frame)[start:end]
+    raw = decompressed(body, size, by_dictionary=bool(flags & DICTIONARY)) if flags & ZSTD else bytes(body)
+    if len(raw) != size:
+        raise Corrupt("a frame", f"holds {len(raw):,} bytes instead of {size:,}")
+    return Frame(version, bool(flags & PATCH), bool(flags & TAGGED), raw, bool(flags & LONG), end)
 
 
-def _decompressed(frame: bytes, start: int, size: int) -> bytes | bytearray:
-    """What stands behind `start`: `size` bytes, or `Corrupt`. No room is made for what a frame cannot hold."""
-    reader = _tools.small_reader if frame[1] & DICTIONARY else _tools.reader
-    body = memoryview(frame)[start:]
+def head_end(frame: bytes) -> int:
+    """Return where the blocks of a frame start; its length if it has none, or is damaged."""
+    if len(frame) < 3 or frame[0] != VERSION_2 or not frame[1] & LONG:  # noqa: PLR2004
+        return len(frame)
+    try:
+        _, at = read_varint(frame, 2)
+        stored, at = read_varint(frame, at)
+    except Corrupt:
+        return len(frame)
+    return min(at + stored, len(frame))
+
+
+def compressed(block: bytes | memoryview) -> bytes:
+    """Return a block as it is stored: shorter if it is compressed."""
+    small = _tools.writer.compress(block)
+    return small if len(small) < len(block) else bytes(block)
+
+
+def decompressed(body: memoryview, size: int, *, by_dictionary: bool = False) -> bytes:
+    """Return the `size` bytes compressed in it, or raise `Corrupt`. Allocates no more than can be in it."""
+    reader = _tools.small_reader if by_dictionary else _tools.reader
     try:
         if not size or frame_content_size(body) != size:
             raise Corrupt("a frame", f"does not hold {size:,} bytes as it says")
@@ -141,23 +179,18 @@ def _decompressed(frame: bytes, start: int, size: int) -> bytes | bytearray:
             return reader.decompress(body, allow_extra_data=False)
         if size > BLOCK * _blocks(body):
             raise Corrupt("a frame", "is cut short, or longer than it says")
-        if frame[1] & PATCH:
-            return reader.decompress(body)
-        out = bytearray(size)
-        came = reader.stream_reader(body).readinto(out)
+        return reader.decompress(body)
     except ZstdError as exc:
         raise Corrupt("a frame", "cannot be decompressed, is cut short or longer than it says") from exc
-    del out[came:]
-    return out
 
 
 def _blocks(body: memoryview) -> int:
-    """How many blocks a zstd frame has; 0 unless it ends where `body` does.
+    """Return how many blocks a zstd frame has; 0 unless it ends where `body` does.
 
-    zstd itself does not say: its stream ends without a word where its input does, and keeps the window that a cut frame
-    asked for, whatever its size.
+    zstd does not report this: its stream ends silently where its input ends, and keeps the window that a truncated
+    frame asked for, whatever its size.
     """
-    at, end = frame_header_size(body), len(body) - (4 if body[4] & CHECKSUM else 0)
+    at, end = frame_header_size(body), len(body) - (4 if body[4] & ZSTD_CHECKSUM else 0)
     last = count = 0
     while not last and at < end:
         head = int.from_bytes(body[at : at + 3], "little")
@@ -167,38 +200,22 @@ def _blocks(body: memoryview) -> int:
 
 
 def chained(before: bytes, frame: bytes) -> bytes:
-    if len(frame) <= LARGE:
-        return sha256(before + frame).digest()
+    """Return the next digest of a chain."""
+    end = head_end(frame)
+    if end <= LARGE:
+        return sha256(before + (frame if end == len(frame) else frame[:end])).digest()
     chain = sha256(before)
-    chain.update(frame)
+    chain.update(memoryview(frame)[:end])
     return chain.digest()
 
 
-def seal(frame: bytes) -> bytes:
-    return sha256(frame).digest()[:SEAL] + frame
+def add_checksum(frame: bytes) -> bytes:
+    return sha256(frame).digest()[:CHECKSUM] + frame
 
 
-def unseal(sealed: bytes) -> bytes:
-    frame = sealed[SEAL:]
-    if sha256(frame).digest()[:SEAL] != sealed[:SEAL]:
-        raise Corrupt("a note", "does not match its digest")
+def strip_checksum(stored: bytes) -> bytes:
+    """Return the frame after a checksum, or raise `Corrupt` if they do not match."""
+    frame = stored[CHECKSUM:]
+    if sha256(frame).digest()[:CHECKSUM] != stored[:CHECKSUM]:
+        raise Corrupt("a note", "does not match its checksum")
     return frame
-
-
-def varint(number: int) -> bytes:
-    """Seven bits a byte, low ones first, the high bit says that more follow: 300 is ac 02."""
-    if number < 0x80:  # noqa: PLR2004
-        return bytes((number,))
-    if number < 0x4000:  # noqa: PLR2004
-        return bytes((number & 0x7F | 0x80, number >> 7))
-    return bytes((number & 0x7F | 0x80,)) + varint(number >> 7)
-
-
-def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at that place, and the place behind it."""
-    number = 0
-    for n, byte in enumerate(data[at : at + 9]):
-        number |= (byte & 0x7F) << 7 * n
-        if byte < 0x80:  # noqa: PLR2004
-            return number, at + n + 1
-    raise Corrupt("a frame", "ends inside a number")

@@ -1,8 +1,8 @@
-"""JSON, exactly: what goes in comes out equal, or is refused with the path to the value that cannot.
+"""Exact JSON: a value comes back equal, or is refused with the path to the part that would not.
 
-The encoder below would write NaN as null and the key 1 as "1" without a word, so values are looked at first, level by
-level with C-speed primitives. Only a state that holds something special (a datetime, a subclass, a mistake) is walked
-node by node. Tuples come back as lists, an instance of a subclass (an OrderedDict, a StrEnum) as what it is made of.
+The encoder below would silently write NaN as null and the key 1 as "1", so values are checked first, level by level
+with C-speed primitives. Only a state that holds something special (a datetime, a subclass, a mistake) is walked node by
+node. Tuples come back as lists, an instance of a subclass (an OrderedDict, a StrEnum) as its base type.
 
 A datetime, bytes or UUID becomes an object with one reserved key, and so does a caller's dict that uses that key:
 
@@ -30,18 +30,27 @@ from saveslot.errors import Corrupt, InvalidInput, TooLarge
 T = TypeVar("T")
 
 TAG = "$saveslot"
-# So many containers may stand inside each other, the state itself counted.
+# Maximum nesting depth, including the state itself.
 MAX_DEPTH = 100
-# JSON readers refuse longer integers, and so does Python (sys.int_info.default_max_str_digits).
+# Digits of an integer; a negative one has one less, because the decoder counts its sign. JSON readers refuse longer
+# ones, and so does Python (sys.int_info.default_max_str_digits).
 MAX_DIGITS = 4300
+# Bytes of a state as JSON, unless the manager sets another limit.
 MAX_STATE = 16 * 1024 * 1024
+# A limit in bytes that nothing reaches, for values whose size is checked elsewhere or not limited.
+ANY_SIZE = 1 << 40
 
 _SIMPLE = frozenset({str, int, bool, type(None)})
 _TEXT = frozenset({str})
 _LONG = frozenset({str, bytes, bytearray})
 _PLAIN = frozenset({int, float, dict, list, tuple})
 _NOTHING: frozenset[type] = frozenset()
-_BIGGEST = 10**MAX_DIGITS
+_BIGGEST, _LEAST = 10**MAX_DIGITS, -(10 ** (MAX_DIGITS - 1))
+# Python's encoder writes a negative integer of MAX_DIGITS digits, which the decoder refuses. In its text every 500th
+# byte is a digit, eight times in a row; only a text with such a sample is searched byte by byte.
+_EVERY = 500
+_AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
+_SAMPLED_ZEROS, _ZEROS = b"0" * (MAX_DIGITS // _EVERY), b"0" * MAX_DIGITS
 _MANY = 64
 _TAG_TEXT = f'"{TAG}"'.encode()
 
@@ -50,23 +59,25 @@ _decode = msgspec.json.Decoder().decode
 
 
 def encode(value: Any, path: str, limit: int = MAX_STATE, depth: int = 0) -> tuple[bytes, bool]:
-    """The value as JSON text, and whether that may hold tagged values. `depth`: how many containers it stands in."""
+    """Return the value as JSON text, and whether it may hold tagged values. `depth`: how many containers enclose it."""
     simple = _looked_at(value, path, limit, depth)
     plain = value if simple is None else _tagged(value, path, [], depth, simple)
     try:
         text = _encode(plain)
     except ValueError:
-        _tagged(value, path, [], depth, _NOTHING)  # finds the culprit and names it
+        _tagged(value, path, [], depth, _NOTHING)  # raises with the path of the value at fault
         raise
+    if _has_long_number(text):
+        _tagged(value, path, [], depth, _NOTHING)
     if len(text) > limit:
         raise TooLarge(path, limit=limit, size=len(text))
     return text, simple is not None and _TAG_TEXT in text
 
 
 def encode_keys(value: dict[str, Any], path: str, limit: int) -> tuple[dict[str, bytes | bytearray], int, bool]:
-    """The text of each key of a state, how long they are as one object, and whether they may hold tagged values.
+    """Return the text of each key, their size as one object, and whether they may hold tagged values.
 
-    The keys of the state itself are the caller's own: none of them is a tag.
+    The keys of the state itself belong to the caller: none of them is a tag.
     """
     if not isinstance(value, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidInput(path, f"must be a dict, not {type(value).__name__}")
@@ -78,18 +89,20 @@ def encode_keys(value: dict[str, Any], path: str, limit: int) -> tuple[dict[str,
     except ValueError:
         _tagged(value, path, [], 0, _NOTHING, top=True)
         raise
+    if size > MAX_DIGITS and any(map(_has_long_number, texts.values())):
+        _tagged(value, path, [], 0, _NOTHING, top=True)
     if size > limit:
         raise TooLarge(path, limit=limit, size=size)
     return texts, size, simple is not None and any(_TAG_TEXT in text for text in texts.values())
 
 
 def size_of(texts: Mapping[str, bytes | bytearray]) -> int:
-    """How long they are as one JSON object, but for characters escaped in keys."""
+    """Return the size of the texts as one JSON object, not counting escapes in keys."""
     return len("".join(texts).encode()) + sum(map(len, texts.values())) + 4 * len(texts) + 2
 
 
 def decode(text: bytes | bytearray, *, tagged: bool) -> Any:
-    """The value of a text, or `Corrupt`."""
+    """Return the value of a text, or raise `Corrupt`."""
     try:
         value = _decode(text)
         return _revived(value) if tagged and _TAG_TEXT in text else value
@@ -97,29 +110,36 @@ def decode(text: bytes | bytearray, *, tagged: bool) -> Any:
         raise Corrupt("a stored value", "is not what Saveslot writes") from exc
 
 
-def _looked_at(value: Any, path: str, limit: int, depth: int) -> frozenset[type] | None:
-    """None when the encoder will be exact; otherwise the types that the careful way may take over without a look.
+def _has_long_number(text: bytes | bytearray) -> bool:
+    """True if the text may hold an integer of MAX_DIGITS digits."""
+    if len(text) <= MAX_DIGITS or _SAMPLED_ZEROS not in text[::_EVERY].translate(_AS_ZEROS):
+        return False
+    return _ZEROS in text.translate(_AS_ZEROS)
 
-    Shared references can multiply without end, so nothing goes on that has more items than can fit. Where there are
-    many, some texts are weighed, enough to stop before the memory is full; what is encoded is measured anyway.
+
+def _looked_at(value: Any, path: str, limit: int, depth: int) -> frozenset[type] | None:
+    """Return None if the encoder will be exact; otherwise the types that the walk may copy without checking.
+
+    Shared references can multiply without end, so a level with more items than fit the limit is refused. If there are
+    many items, a sample of the texts is measured, enough to stop before memory is full. The result is measured too.
     """
     simple, size, exact = _SIMPLE, 0, True
     if not 0 < sys.get_int_max_str_digits() <= MAX_DIGITS:
-        simple -= {int}  # the encoder would write integers that nobody can read back
+        simple -= {int}  # the encoder would write integers that cannot be read back
     if _small(value, simple):
         return None
     dicts: list[dict[Any, Any]] = []
     lists: list[Sequence[Any]] = [(value,)]
     for left in range(MAX_DEPTH - depth, -1, -1):
-        rest = [v for found in dicts for v in found.values() if type(v) not in simple]
-        rest += [v for found in lists for v in found if type(v) not in simple]
+        rest = [v for part in dicts for v in part.values() if type(v) not in simple]
+        rest += [v for part in lists for v in part if type(v) not in simple]
         if not rest:
             return None if exact else simple
         kinds = set(map(type, rest))
         if float in kinds:
             exact = exact and all(map(isfinite, [v for v in rest if type(v) is float]))
         if int in kinds:
-            exact = exact and all(abs(v) < _BIGGEST for v in rest if type(v) is int)
+            exact = exact and all(_LEAST < v < _BIGGEST for v in rest if type(v) is int)
         if kinds <= _PLAIN:
             dicts = [v for v in rest if type(v) is dict] if dict in kinds else []
             lists = [v for v in rest if type(v) is list or type(v) is tuple] if list in kinds or tuple in kinds else []
@@ -133,7 +153,7 @@ def _looked_at(value: Any, path: str, limit: int, depth: int) -> frozenset[type]
             break
         items = sum(map(len, dicts)) + sum(map(len, lists))
         size += 2 * items  # an item and its comma
-        if items > _MANY and size <= limit:
+        if items >= _MANY and size <= limit:
             size += _weighed(dicts, lists)
         if size > limit:
             raise TooLarge(path, limit=limit, size=size)
@@ -144,12 +164,12 @@ def _looked_at(value: Any, path: str, limit: int, depth: int) -> frozenset[type]
 
 
 def _small(value: Any, simple: frozenset[type]) -> bool:
-    """True for a few dicts and lists of simple values, fewer than may stand inside each other; False says nothing.
+    """Return True for a few dicts and lists of simple values, fewer than the maximum depth. False means: not known.
 
-    A fifth of the time for a state of one message (1 us instead of 4.5).
+    Takes a fifth of the time for a state of one message (1 us instead of 4.5).
     """
-    found: list[Any] = [value]
-    for inner in found:
+    values: list[Any] = [value]
+    for inner in values:
         kind = type(inner)  # pyright: ignore[reportUnknownVariableType]
         if kind in simple:
             continue
@@ -163,30 +183,30 @@ def _small(value: Any, simple: frozenset[type]) -> bool:
             continue
         else:
             return False
-        if len(found) + len(items) > _MANY:
+        if len(values) + len(items) > _MANY:
             return False
-        found += items
+        values += items
     return True
 
 
 def _weighed(dicts: list[dict[Any, Any]], lists: list[Sequence[Any]]) -> int:
-    """How many bytes the texts and bytes in some of these take at least: in all of a few, in every 17th of many."""
+    """Return a lower bound for the bytes of the texts in these: of all if they are few, of every 17th if many."""
     some = _some(dicts)
-    texts = chain(*some, *[found.values() for found in some], *map(_some, _some(lists)))
+    texts = chain(*some, *[part.values() for part in some], *map(_some, _some(lists)))
     return sum([len(v) for v in texts if type(v) in _LONG])
 
 
-def _some(found: Sequence[T]) -> Sequence[T]:
-    return found if len(found) < _MANY else found[::17]
+def _some(part: Sequence[T]) -> Sequence[T]:
+    return part if len(part) < _MANY else part[::17]
 
 
 def _tagged(
     value: Any, path: str, trail: list[str | int], depth: int, simple: frozenset[type], *, top: bool = False
 ) -> Any:
-    """A copy in plain JSON types, or `InvalidInput` with the path of what has no exact form.
+    """Return a copy in plain JSON types, or raise `InvalidInput` with the path of a value that has no exact form.
 
-    `trail` leads from `path` to this value, which stands in `depth` containers; `simple` are types to take over without
-    a look; the keys of `top` are not tags.
+    `trail` leads from `path` to this value, enclosed by `depth` containers; values of `simple` types are copied
+    unchecked; with `top`, the keys are not tags.
     """
     if isinstance(value, (dict, list, tuple)):
         if depth >= MAX_DEPTH:
@@ -209,7 +229,7 @@ def _tagged(
                 plain[key] = _tagged(item, path, trail, depth + 1, simple)
                 trail.pop()
         if len(plain) != len(cast("dict[Any, Any]", value)):
-            raise InvalidInput(place(path, trail), "has two keys of the same text")
+            raise InvalidInput(place(path, trail), "has two keys with the same text")
         return {TAG: ["dict", plain]} if TAG in plain and not top else plain
     if isinstance(value, float):
         if not isfinite(value):
@@ -220,15 +240,17 @@ def _tagged(
         return {TAG: ["datetime", *_moment(value, path, trail)]}
     if isinstance(value, str):
         if (at := _surrogate(value)) is not None:
-            reason = f"holds half of a surrogate pair ({value[at]!a}), which is no character"
+            reason = f"holds half of a surrogate pair ({value[at]!a}), which is not a character"
             raise InvalidInput(place(path, trail), reason)
         return str.__str__(value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        digits = min(MAX_DIGITS, sys.get_int_max_str_digits() or MAX_DIGITS)
+        digits = min(MAX_DIGITS - (value < 0), sys.get_int_max_str_digits() or MAX_DIGITS)
         if value.bit_length() > 3 * digits and abs(value) >= 10**digits:
-            raise InvalidInput(place(path, trail), f"is an integer of more than {digits:,} digits")
+            raise InvalidInput(
+                place(path, trail), f"is {'a negative' if value < 0 else 'an'} integer of more than {digits:,} digits"
+            )
         return int.__int__(value)
     if isinstance(value, (bytes, bytearray)):
         return {TAG: ["bytes", b64encode(value).decode()]}
@@ -259,19 +281,19 @@ def _surrogate(value: str) -> int | None:
 
 
 def _moment(value: datetime, path: str, trail: list[str | int]) -> tuple[str, *tuple[int, ...]]:
-    """Its ISO text, and a 1 behind it for the second of two equal hours where no offset tells them apart."""
+    """Return its ISO text, followed by 1 for the second of two equal hours if no offset distinguishes them."""
     text = value.isoformat()
+    offset = value.utcoffset()
+    if offset is not None and offset.microseconds:  # before 3.14, Python reads an offset below a second as UTC
+        raise InvalidInput(place(path, trail), "is a datetime whose offset has a fraction of a second")
     try:
         exact = datetime.fromisoformat(text).isoformat() == text
     except ValueError:
         exact = False
-    if not exact:
-        # Another library's, perhaps with nanoseconds, or no time at all; or what Python itself reads back as UTC.
+    if not exact:  # from another library, perhaps with nanoseconds, or not a time
         reason = f"is a {type(value).__name__} that a datetime with microseconds cannot hold"
-        if type(value) is datetime:
-            reason = "is a datetime whose offset, of less than a second, cannot be read back"
         raise InvalidInput(place(path, trail), reason)
-    return (text, 1) if value.fold and value.utcoffset() is None else (text,)
+    return (text, 1) if value.fold and offset is None else (text,)
 
 
 def place(path: str, trail: Sequence[str | int]) -> str:
@@ -291,7 +313,7 @@ def _short(key: str) -> str:
 
 
 def _revived(value: Any) -> Any:
-    """The value that was tagged, made from a freshly decoded one, which it takes over."""
+    """Replace tagged objects by their values, in place, in a freshly decoded value."""
     if type(value) is list:
         items = cast("list[Any]", value)
         for n, item in enumerate(items):
@@ -300,11 +322,11 @@ def _revived(value: Any) -> Any:
         return items
     if type(value) is not dict:
         return value
-    found = cast("dict[str, Any]", value)
-    if TAG not in found:
-        return _revived_items(found)
-    if len(found) == 1:
-        match found[TAG]:
+    items = cast("dict[str, Any]", value)
+    if TAG not in items:
+        return _revived_items(items)
+    if len(items) == 1:
+        match items[TAG]:
             case ["datetime", str(text)]:
                 return datetime.fromisoformat(text)
             case ["datetime", str(text), 1]:
@@ -314,14 +336,14 @@ def _revived(value: Any) -> Any:
             case ["uuid", str(text)]:
                 return UUID(text)
             case ["dict", dict()]:
-                return _revived_items(cast("dict[str, Any]", found[TAG][1]))
+                return _revived_items(cast("dict[str, Any]", items[TAG][1]))
             case _:
                 pass
     raise Corrupt("a stored value", "has an unknown type (a newer Saveslot may have written it)")
 
 
-def _revived_items(found: dict[str, Any]) -> dict[str, Any]:
-    for key, item in found.items():
+def _revived_items(items: dict[str, Any]) -> dict[str, Any]:
+    for key, item in items.items():
         if type(item) is dict or type(item) is list:
-            found[key] = _revived(item)
-    return found
+            items[key] = _revived(item)
+    return items

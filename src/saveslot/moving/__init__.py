@@ -1,6 +1,6 @@
-"""Carrying sessions from anywhere into a store, and out of it.
+"""Import from anywhere into a store, export to files, copy between stores.
 
-A source yields *parcels*: one session each, its row and its log, and *problems*: what it could not take, by name.
-`landing` brings parcels into a store. An entry's `append_id` proves what it is, here as everywhere: a parcel that
-landed before is recognised, one that has grown since is continued, and what differs is left alone and told.
+A source yields *parcels*, one session each with its row and its log, and *problems*: what it had to leave out, and why.
+`loader` appends parcels to a store. An entry is recognised by its `append_id`: a session loaded before is skipped, one
+that has grown since is continued, and one with another history is left alone and reported.
 """

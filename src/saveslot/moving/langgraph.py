@@ -1,11 +1,11 @@
-"""LangGraph's checkpoint tables: a thread becomes a session, each of its checkpoints one of ours, with ids and parents.
+"""LangGraph's checkpoint tables: a thread becomes a session, each checkpoint one of ours, with its id and parent.
 
-Their values name Python classes. None is ever made: a value stays data, under the name of its class.
+Their values name Python classes. None is ever instantiated: a value stays data, under the name of its class.
 
     HumanMessage(content="hi")   {"$class": "langchain_core.messages.human.HumanMessage", "content": "hi", …}
     Decimal("1.5")               {"$class": "decimal.Decimal", "args": "1.5"}
     {1: "a"}                     {"$pairs": [[1, "a"]]}
-    an unknown extension         {"$ext": 42, "bytes": …};  a pickle: {"$pickle": bytes}, never opened, and told
+    an unknown extension         {"$ext": 42, "bytes": …};  a pickle: {"$pickle": bytes}, never opened, and reported
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from uuid import UUID
 import msgspec
 
 from saveslot.errors import InvalidInput
-from saveslot.log import moment
-from saveslot.model import MAX_NAME, AgentSession, Data, as_data, as_name
-from saveslot.moving.drafting import Making, stamp
-from saveslot.moving.parcel import Kept, Problem
+from saveslot.manager.export import read_json
+from saveslot.moving.builder import Builder, stamp
+from saveslot.moving.parcel import MemoryParcel, Problem
 from saveslot.moving.records import REFUSED
-from saveslot.transfer import read_json
+from saveslot.session.model import AgentSession
+from saveslot.values.checks import MAX_NAME, Data, as_data, as_name
+from saveslot.values.log import moment
 
 CHECKPOINTS = {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "type", "checkpoint", "metadata"}
 WRITES = {"thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "task_path", "idx", "channel", "type"}
-# Extensions 0 to 5 hold a module, a name, and what the class is made from; 7 a snapshot of a channel.
+# Extensions 0 to 5 contain a module, a name and the constructor's arguments; 7 is a snapshot of a channel.
 CLASSES, SNAPSHOT = range(6), 7
 FIELDS = frozenset({2, 4, 5})
 MAX_DEPTH = 100
@@ -41,25 +42,27 @@ class Write(NamedTuple):
 
 
 class Found(NamedTuple):
-    """One checkpoint as its table holds it, decoded by `value`."""
+    """One row of the checkpoints table, decoded by `value`."""
 
     checkpoint_id: str
     parent: str | None
     checkpoint: Any
     metadata: Any
     writes: list[Write]
-    opaque: list[str]  # what of it was kept as bytes, by name
+    opaque: list[str]  # names of the values that stay bytes
 
 
 def value(kind: Any, data: Any, opaque: list[str], name: str) -> Any:
-    """What a serialised value holds, as data; what cannot be opened stays bytes, and its name is noted."""
-    data = b"" if data is None else data.encode() if isinstance(data, str) else bytes(data)
+    """A serialised value as data. One that cannot be decoded stays bytes, and its name goes into `opaque`."""
+    if isinstance(data, int | float):  # bytes(10**12) would allocate a terabyte
+        raise InvalidInput(name, f"must be bytes or text, not {type(data).__name__}")
+    data = b"" if data is None else data.encode(errors="surrogateescape") if isinstance(data, str) else bytes(data)
     match kind:
         case "msgpack":
             try:
                 return _plain(_unpack(data), 0)
             except (msgspec.DecodeError, ValueError, RecursionError) as exc:
-                raise InvalidInput(name, f"is no msgpack ({exc})") from None
+                raise InvalidInput(name, f"is not msgpack ({exc})") from None
         case "json":
             return read_json(data.decode(errors="surrogateescape"))
         case "null" | "empty":
@@ -72,16 +75,16 @@ def value(kind: Any, data: Any, opaque: list[str], name: str) -> Any:
 
 
 def _revived(code: int, payload: memoryview) -> Any:
-    """An extension as data: the class is named, never looked for."""
-    told = bytes(payload)
+    """An extension as data: its class is named, never imported."""
+    data = bytes(payload)
     try:
-        parts = _unpack(told)
+        parts = _unpack(data)
     except (msgspec.DecodeError, ValueError):
-        return {"$ext": code, "bytes": told}
+        return {"$ext": code, "bytes": data}
     if code == SNAPSHOT:
         return {"$class": "langgraph.DeltaSnapshot", "args": parts}
     if code not in CLASSES or not isinstance(parts, list) or len(cast("list[Any]", parts)) < 3:  # noqa: PLR2004
-        return {"$ext": code, "bytes": told}
+        return {"$ext": code, "bytes": data}
     module, name, made_from = cast("list[Any]", parts)[:3]
     match (module, name, made_from):
         case ("datetime", "datetime", str()):
@@ -104,22 +107,22 @@ def _time(text: str) -> Any:
         return text
 
 
-def _plain(found: Any, depth: int) -> Any:
-    """Keys that are no text become pairs."""
+def _plain(value: Any, depth: int) -> Any:
+    """Dicts with keys that are not text become pairs."""
     if depth > MAX_DEPTH:
         raise ValueError("nested too deep")
-    if isinstance(found, dict):
-        items = [(_plain(key, depth + 1), _plain(item, depth + 1)) for key, item in cast("Data", found).items()]
+    if isinstance(value, dict):
+        items = [(_plain(key, depth + 1), _plain(item, depth + 1)) for key, item in cast("Data", value).items()]
         if all(isinstance(key, str) for key, _ in items):
             return dict(items)
         return {"$pairs": [list(pair) for pair in items]}
-    if isinstance(found, list | tuple):
-        return [_plain(item, depth + 1) for item in cast("list[Any]", found)]
-    return found
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth + 1) for item in cast("list[Any]", value)]
+    return value
 
 
 class Thread:
-    """One thread, or one of its subgraphs, in the making."""
+    """Builds the session of one thread, or of one of its subgraphs."""
 
     def __init__(self, thread_id: Any, part: str, namespace: str) -> None:
         self.name = f"thread {thread_id}" + (f", subgraph {part}" if part else "")
@@ -128,28 +131,28 @@ class Thread:
         if isinstance(self._session_id, str) and len(self._session_id) > MAX_NAME:
             digest = sha256(self._session_id.encode(errors="surrogatepass")).hexdigest()[:16]
             self._session_id = f"{self._session_id[: MAX_NAME - 17]}~{digest}"
-        self._made: Making | None = None
+        self._builder: Builder | None = None
 
     def unfit(self) -> Problem | None:
-        """Why nothing of it can be taken: its id makes no session's."""
+        """The problem, if its id is not a valid session id."""
         try:
             as_name(self._session_id, "session_id")
         except InvalidInput as exc:
             return Problem(self.name, str(exc))
         return None
 
-    def take(self, found: Found) -> Iterator[Problem]:
-        where = f"{self.name}, checkpoint {found.checkpoint_id}"
-        for name in found.opaque:
-            yield Problem(where, f"{name} was kept as bytes: nobody but its author can open it safely")
+    def take(self, record: Found) -> Iterator[Problem]:
+        where = f"{self.name}, checkpoint {record.checkpoint_id}"
+        for name in record.opaque:
+            yield Problem(where, f"{name} was kept as bytes: only its author can open it safely")
         try:
-            checkpoint = as_data(found.checkpoint, "checkpoint")
-            about = as_data(found.metadata, "metadata")
+            checkpoint = as_data(record.checkpoint, "checkpoint")
+            about = as_data(record.metadata, "metadata")
             at = stamp(checkpoint.pop("ts", None))
             checkpoint.pop("id", None)
-            if found.writes:
-                checkpoint["writes"] = [list(write) for write in found.writes]
-            ids = {"checkpoint_id": found.checkpoint_id, "parent_checkpoint_id": found.parent}
+            if record.writes:
+                checkpoint["writes"] = [list(write) for write in record.writes]
+            ids = {"checkpoint_id": record.checkpoint_id, "parent_checkpoint_id": record.parent}
             name = about.get("source")
             self._begun(at).checkpoint(
                 name if isinstance(name, str) and name else "checkpoint",
@@ -160,18 +163,18 @@ class Thread:
         except REFUSED as exc:
             yield Problem(where, str(exc))
 
-    def _begun(self, at: int) -> Making:
-        if self._made is None:
+    def _begun(self, at: int) -> Builder:
+        if self._builder is None:
             metadata = {"thread_id": self._thread_id, "checkpoint_ns": self._part}
             session = AgentSession(
                 session_id=self._session_id, agent_type="langgraph", created_at=moment(at), metadata=metadata
             )
-            made = Making(self._namespace, session)
-            made.created()
-            made.rest(moment(at))
-            self._made = made
-        return self._made
+            builder = Builder(self._namespace, session)
+            builder.created()
+            builder.rest(moment(at))
+            self._builder = builder
+        return self._builder
 
-    def parcels(self) -> Iterator[Kept | Problem]:
-        if self._made is not None:
-            yield self._made.parcel()
+    def parcels(self) -> Iterator[MemoryParcel | Problem]:
+        if self._builder is not None:
+            yield self._builder.parcel()

@@ -8,10 +8,10 @@ from typing import Any
 import apsw
 
 from saveslot.moving.langgraph import CHECKPOINTS, WRITES, Found, Thread, Write, value
-from saveslot.moving.parcel import Kept, Problem
+from saveslot.moving.parcel import MemoryParcel, Problem
 from saveslot.moving.records import REFUSED
-from saveslot.moving.sqlite_source import Tables, unknown
-from saveslot.transfer import read_json
+from saveslot.moving.sqlite_source import Tables, select, unknown
+from saveslot.values.checks import as_text
 
 THREADS = "select distinct thread_id, checkpoint_ns from checkpoints"
 
@@ -24,46 +24,41 @@ def count(connection: apsw.Connection) -> int:
     return int(connection.execute(f"select count(*) from ({THREADS})").get)  # noqa: S608
 
 
-def parcels(connection: apsw.Connection, tables: Tables, namespace: str) -> Iterator[Kept | Problem]:
+def parcels(connection: apsw.Connection, tables: Tables, namespace: str) -> Iterator[MemoryParcel | Problem]:
     yield from unknown("checkpoints", tables["checkpoints"], CHECKPOINTS)
     yield from unknown("writes", tables.get("writes", set()), WRITES | {"value"})
     written = "writes" in tables
     if not written:
-        yield Problem("table writes", "is missing; the checkpoints are taken without what was pending")
-    sql = """
-        select checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata from checkpoints
-        where thread_id = ? and checkpoint_ns = ? order by checkpoint_id"""
-    for thread_id, part in connection.execute(f"{THREADS} order by 1, 2"):
+        yield Problem("table writes", "is missing; checkpoints are imported without pending writes")
+    columns = ("checkpoint_id", "parent_checkpoint_id", "type", "checkpoint", "metadata")
+    there = [name if name in tables["checkpoints"] else "null" for name in columns]
+    rest = "from checkpoints where thread_id = ? and checkpoint_ns = ? order by checkpoint_id"
+    for thread_id, part in select(connection, ("thread_id", "checkpoint_ns"), f"from ({THREADS} order by 1, 2)"):
         thread = Thread(thread_id, part, namespace)
         if (problem := thread.unfit()) is not None:
             yield problem
             continue
-        for checkpoint_id, parent, kind, data, metadata in connection.execute(sql, (thread_id, part)):
+        for checkpoint_id, parent, kind, data, metadata in select(connection, there, rest, (thread_id, part)):
             opaque: list[str] = []
             try:
                 key = (thread_id, part, checkpoint_id)
-                found = Found(
+                record = Found(
                     checkpoint_id,
                     parent,
                     value(kind, data, opaque, "checkpoint"),
-                    {} if metadata is None else _json(metadata),
+                    {} if metadata is None else value("json", metadata, opaque, "metadata"),
                     list(_writes(connection, key, opaque)) if written else [],
                     opaque,
                 )
             except REFUSED as exc:
                 yield Problem(f"{thread.name}, checkpoint {checkpoint_id}", str(exc))
                 continue
-            yield from thread.take(found)
+            yield from thread.take(record)
         yield from thread.parcels()
 
 
 def _writes(connection: apsw.Connection, key: tuple[Any, ...], opaque: list[str]) -> Iterator[Write]:
-    sql = """
-        select task_id, channel, type, value from writes
-        where thread_id = ? and checkpoint_ns = ? and checkpoint_id = ? order by task_id, idx"""
-    for task_id, channel, kind, data in connection.execute(sql, key):
+    as_text(key[-1], "checkpoint_id")
+    rest = "from writes where thread_id = ? and checkpoint_ns = ? and checkpoint_id = ? order by task_id, idx"
+    for task_id, channel, kind, data in select(connection, ("task_id", "channel", "type", "value"), rest, key):
         yield Write(task_id, channel, value(kind, data, opaque, f"write to {channel}"))
-
-
-def _json(text: Any) -> Any:
-    return read_json(text if isinstance(text, str) else bytes(text).decode(errors="surrogateescape"))

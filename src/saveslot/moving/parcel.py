@@ -1,4 +1,4 @@
-"""One session on its way: its row, and its log in parts."""
+"""A parcel: one session to be written to a store, its row and its log in parts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import NamedTuple, Protocol, Self
 import msgspec
 
 from saveslot.errors import Corrupt
-from saveslot.log import Entry, Head, Row
-from saveslot.moving.chain import Chain
+from saveslot.session.verify import Verifier
 from saveslot.stores import Store
+from saveslot.values.kinds import Kind
+from saveslot.values.log import MAX_SEQ, Entry, Group, Head, Row, Wanted
 
-# A part stands in memory, once or twice. So many entries and so many bytes, or one entry.
+# A part is in memory once or twice. At most this many entries and bytes, or one entry.
 MANY, LARGE = 500, 1 << 20
 
 
@@ -22,9 +23,9 @@ class _Problem(NamedTuple):
 
 
 class Problem(_Problem):
-    """Something that could not be taken, by name, and why. Nothing else is lost with it.
+    """One thing that was left out, by name, and why.
 
-    Names are other people's: what would break a line or steer a terminal is shown by its escape.
+    Names come from other programs: characters that would break a line or control a terminal are escaped.
     """
 
     def __new__(cls, what: str, reason: str) -> Self:
@@ -38,34 +39,38 @@ def _visible(text: str) -> str:
 
 
 class Parcel(Protocol):
-    row: Row  # as it will be: nobody holds it
-    last: int  # its newest entry
+    row: Row  # as it will be written, without an owner
+    last: int  # seq of its newest entry
 
-    def parts(self, behind: int) -> AsyncIterator[list[Entry]]:
-        """The entries behind that one, in parts that fit into memory."""
+    def parts(self, after: int) -> AsyncIterator[list[Entry]]:
+        """The entries after that seq, in parts that fit into memory."""
         ...
 
     async def met(self, store: Store, head: Head) -> Parcel | None:
-        """What continues a session that is here, and how it stands now; None where that has another history."""
+        """The parcel that continues the session in this store; None if that one has another history."""
         ...
 
-    async def damage(self, behind: int) -> str | None:
-        """What is wrong with it, the first of it: its headers, and the frames behind that entry. None for nothing."""
+    async def damage(self, after: int) -> str | None:
+        """The first damage in its headers, or in the frames after that seq; None if it is sound."""
+        ...
+
+    async def deletion(self, head: Head) -> list[Group]:
+        """The rest of an unchanged copy that the source has deleted since, up to its tombstone; otherwise nothing."""
         ...
 
 
-class Kept:
-    """A session whose log is at hand, or the end of it, behind an entry."""
+class MemoryParcel:
+    """A session whose log, or the end of it after some seq, is in memory."""
 
-    def __init__(self, row: Row, entries: list[Entry], behind: int = 0) -> None:
+    def __init__(self, row: Row, entries: list[Entry], after: int = 0) -> None:
         self.row = row
         self.entries = entries
-        self.last = behind + len(entries)
-        self._behind = behind
+        self.last = after + len(entries)
+        self._after = after
 
-    async def parts(self, behind: int) -> AsyncIterator[list[Entry]]:
-        for first, last in _cut(self.entries[behind - self._behind :]):
-            yield self.entries[first - self._behind - 1 : last - self._behind]
+    async def parts(self, after: int) -> AsyncIterator[list[Entry]]:
+        for first, last in _cut(self.entries[after - self._after :]):
+            yield self.entries[first - self._after - 1 : last - self._after]
 
     async def met(self, store: Store, head: Head) -> Parcel | None:
         del store
@@ -73,13 +78,18 @@ class Kept:
         same = seq <= self.last and self.entries[seq - 1].append_id == head.last.append_id
         return self if same and _named_alike(head.row, self.row) else None
 
-    async def damage(self, behind: int) -> str | None:
-        """It was made just now."""
-        del behind
+    async def damage(self, after: int) -> str | None:
+        """It was just built, so it is sound."""
+        del after
+
+    async def deletion(self, head: Head) -> list[Group]:
+        """Other programs keep no log of what they deleted."""
+        del head
+        return []
 
 
-class Stored:
-    """A session in a store, read part by part. In the copy nobody holds it: a lease is a promise of one store."""
+class StoredParcel:
+    """A session in another store, read part by part. Its copy has no owner: a lease is valid in one store only."""
 
     def __init__(self, store: Store, head: Head) -> None:
         row, last = head.row, head.last
@@ -87,33 +97,33 @@ class Stored:
         self.row = msgspec.structs.replace(row, lease=None, owner=None, worker="", left=0, heartbeat=alive)
         self.last = last.seq
         self._store = store
-        self._read: tuple[int, list[Entry]] | None = None  # all that is behind an entry, if that is one part
+        self._read: tuple[int, list[Entry]] | None = None  # the entries after a seq, if they are one part
 
-    async def parts(self, behind: int) -> AsyncIterator[list[Entry]]:
-        if self._read is not None and self._read[0] == behind:
+    async def parts(self, after: int) -> AsyncIterator[list[Entry]]:
+        if self._read is not None and self._read[0] == after:
             whole, self._read = self._read[1], None
             yield whole
             return
-        for piece in _cut(await self._headers(behind + 1)):
+        for piece in _cut(await self._headers(after + 1)):
             yield await self._part(piece)
 
-    async def damage(self, behind: int) -> str | None:
-        """One that is longer than a part is read once more for this: nothing of a damaged session is to land."""
+    async def damage(self, after: int) -> str | None:
+        """A log of several parts is read twice, so that no part of a damaged session is written."""
         try:
             headers = await self._headers(1)
             if not headers or headers[-1].seq < self.last:
                 return f"entry {self.last} is missing"
-            chain = Chain(self.row, headers)
-            if (wrong := chain.broken()) is not None:
-                return wrong
-            pieces = _cut(headers[behind:])
+            verifier = Verifier(self.row, headers)
+            if wrong := verifier.headers():
+                return str(wrong[0])
+            pieces = _cut(headers[after:])
             for piece in pieces:
                 part = await self._part(piece)
                 for entry in part:
-                    if (wrong := chain.damage(entry)) is not None:
-                        return wrong
+                    if (damage := verifier.frame(entry)) is not None:
+                        return str(damage)
                 if len(pieces) == 1:
-                    self._read = (behind, part)
+                    self._read = (after, part)
         except Corrupt as exc:
             return str(exc)
         return None
@@ -121,15 +131,31 @@ class Stored:
     async def met(self, store: Store, head: Head) -> Parcel | None:
         del store
         seq = head.last.seq
-        found = await self._store.entries(self.row.key, [(seq, seq)], frames=False) if seq <= self.last else []
-        same = found and found[0].append_id == head.last.append_id
+        entries = (
+            await self._store.entries(self.row.key, Wanted([(seq, seq)], frames=False)) if seq <= self.last else []
+        )
+        same = entries and entries[0].append_id == head.last.append_id
         return self if same and _named_alike(head.row, self.row) else None
 
-    async def _headers(self, first: int) -> list[Entry]:
-        return await self._store.entries(self.row.key, [(first, self.last)], frames=False)
+    async def deletion(self, head: Head) -> list[Group]:
+        key, prev, groups = head.row.key, head.last.append_id, list[Group]()
+        try:
+            headers = await self._store.entries(key, Wanted([(head.last.seq, MAX_SEQ)], frames=False))
+            if len(headers) < 2 or headers[0].append_id != prev or headers[-1].kind is not Kind.TOMBSTONE:  # noqa: PLR2004
+                return []
+            for piece in _cut(headers[1:]):
+                groups.append(Group(key, prev, await self._part(piece, key)))
+                prev = groups[-1].entries[-1].append_id
+        except Corrupt:
+            return []
+        groups[-1].delete = True
+        return groups
 
-    async def _part(self, piece: tuple[int, int]) -> list[Entry]:
-        entries = await self._store.entries(self.row.key, [piece])
+    async def _headers(self, first: int) -> list[Entry]:
+        return await self._store.entries(self.row.key, Wanted([(first, self.last)], frames=False))
+
+    async def _part(self, piece: tuple[int, int], key: bytes | None = None) -> list[Entry]:
+        entries = await self._store.entries(key or self.row.key, Wanted([piece]))
         return [msgspec.structs.replace(entry, lease=None, alive=0) for entry in entries]
 
 

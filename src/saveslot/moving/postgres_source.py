@@ -1,4 +1,4 @@
-"""Another program's tables on PostgreSQL, as of one moment, only read: `agent_sessions`, and LangGraph's."""
+"""Another program's PostgreSQL tables, read in one snapshot: `agent_sessions` and LangGraph's."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from urllib.parse import parse_qsl, urlsplit
 import asyncpg
 
 from saveslot.errors import InvalidInput, Unavailable
-from saveslot.model import Data
+from saveslot.manager.export import read_json
 from saveslot.moving import records
 from saveslot.moving.langgraph import CHECKPOINTS, WRITES, Found, Thread, Write, value
-from saveslot.moving.parcel import Kept, Problem
+from saveslot.moving.parcel import MemoryParcel, Problem
 from saveslot.moving.records import REFUSED
 from saveslot.moving.valkey_source import Hot
 from saveslot.stores import shown
-from saveslot.stores.postgres_server import taken_apart
-from saveslot.transfer import read_json
+from saveslot.stores.postgres.url import parse_url
+from saveslot.values.checks import Data
 
 Columns = dict[str, dict[str, str]]  # of each table, with their types
 # Rows read at a time.
@@ -29,13 +29,13 @@ THREADS = "select distinct thread_id, checkpoint_ns from checkpoints"
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncGenerator[tuple[Any, Columns]]:
-    """A connection that cannot write, and the tables of its schema (`?schema=…`, else public)."""
-    schema, dsn, cache = taken_apart(url)
+    """A read-only connection, and the tables of its schema (`?schema=…`, default public)."""
+    schema, dsn, cache = parse_url(url)
     schema = schema if "schema" in dict(parse_qsl(urlsplit(url).query)) else "public"
-    told = {"search_path": schema, "default_transaction_read_only": "on"}
+    settings = {"search_path": schema, "default_transaction_read_only": "on"}
     try:
         connect = cast("Any", asyncpg.connect)
-        connection = await connect(dsn, statement_cache_size=cache, server_settings=told)
+        connection = await connect(dsn, statement_cache_size=cache, server_settings=settings)
         try:
             async with connection.transaction(isolation="repeatable_read", readonly=True):
                 yield connection, await _columns(connection, schema)
@@ -47,20 +47,20 @@ async def opened(url: str) -> AsyncGenerator[tuple[Any, Columns]]:
 
 async def _columns(connection: Any, schema: str) -> Columns:
     sql = "select table_name, column_name, data_type from information_schema.columns where table_schema = $1"
-    found: Columns = {}
+    by_table: Columns = {}
     for table, column, kind in await connection.fetch(sql, schema):
-        found.setdefault(table, {})[column] = kind
-    return found
+        by_table.setdefault(table, {})[column] = kind
+    return by_table
 
 
 def holds(columns: Columns) -> list[str]:
-    """Which of the known formats are there."""
-    found: list[str] = []
+    """Which known formats are there."""
+    names: list[str] = []
     if columns.get("agent_sessions", {}).keys() >= {"id", "state", "created_at"}:
-        found.append("agent_sessions")
+        names.append("agent_sessions")
     if columns.get("checkpoints", {}).keys() >= {"thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint"}:
-        found.append("langgraph")
-    return found
+        names.append("langgraph")
+    return names
 
 
 async def count(connection: Any, what: str) -> int:
@@ -69,24 +69,26 @@ async def count(connection: Any, what: str) -> int:
 
 
 def _unknown(columns: Columns, table: str, known: set[str] | frozenset[str]) -> list[Problem]:
-    found = sorted(columns.get(table, {}).keys() - known)
-    return [Problem(f"column {table}.{name}", "is not known; it was left out") for name in found]
+    unknown = sorted(columns.get(table, {}).keys() - known)
+    return [Problem(f"column {table}.{name}", "is unknown and was left out") for name in unknown]
 
 
 # agent_sessions
 
 
-async def sessions(connection: Any, columns: Columns, namespace: str, hot: Hot | None) -> AsyncIterator[Kept | Problem]:
-    """Each row, with what Valkey knows better; then what only Valkey has."""
+async def sessions(
+    connection: Any, columns: Columns, namespace: str, hot: Hot | None
+) -> AsyncIterator[MemoryParcel | Problem]:
+    """Each row, or its newer copy in Valkey; then the sessions that only Valkey has."""
     there = columns["agent_sessions"]
     for problem in _unknown(columns, "agent_sessions", records.KNOWN):
         yield problem
-    told = [
+    selected = [
         f'{name}::text as "{name}"' if name in {"id", "user_id"} else f'"{name}"'
         for name in there
         if name in records.KNOWN
     ]
-    cursor = await connection.cursor(f"select {', '.join(told)} from agent_sessions order by created_at, id")  # noqa: S608
+    cursor = await connection.cursor(f"select {', '.join(selected)} from agent_sessions order by created_at, id")  # noqa: S608
     while rows := await cursor.fetch(PAGE):
         page: list[Data] = [dict(row) for row in rows]
         if hot is not None:
@@ -100,22 +102,22 @@ async def sessions(connection: Any, columns: Columns, namespace: str, hot: Hot |
             yield item
 
 
-async def _only_hot(connection: Any, hot: Hot, namespace: str) -> AsyncIterator[Kept | Problem]:
+async def _only_hot(connection: Any, hot: Hot, namespace: str) -> AsyncIterator[MemoryParcel | Problem]:
     async for page in hot.pages():
         sql = "select id::text from agent_sessions where id::text = any($1)"
         known = {row[0] for row in await connection.fetch(sql, list(page))}
-        for session_id, found in page.items():
-            if isinstance(found, Problem):
-                yield found
-            elif session_id not in known and not records.deleted(found):
-                for item in records.session(found, namespace):
+        for session_id, record in page.items():
+            if isinstance(record, Problem):
+                yield record
+            elif session_id not in known and not records.deleted(record):
+                for item in records.session(record, namespace):
                     yield item
 
 
 # LangGraph
 
 
-async def threads(connection: Any, columns: Columns, namespace: str) -> AsyncIterator[Kept | Problem]:
+async def threads(connection: Any, columns: Columns, namespace: str) -> AsyncIterator[MemoryParcel | Problem]:
     for table, known in (
         ("checkpoints", CHECKPOINTS),
         ("checkpoint_writes", WRITES | {"blob"}),
@@ -124,7 +126,7 @@ async def threads(connection: Any, columns: Columns, namespace: str) -> AsyncIte
         for problem in _unknown(columns, table, known):
             yield problem
         if table not in columns:
-            yield Problem(f"table {table}", "is missing; the checkpoints are taken without what it held")
+            yield Problem(f"table {table}", "is missing; checkpoints are imported without its content")
     sql = """
         select checkpoint_id, parent_checkpoint_id, checkpoint::text, metadata::text from checkpoints
         where thread_id = $1 and checkpoint_ns = $2 order by checkpoint_id"""
@@ -139,22 +141,22 @@ async def threads(connection: Any, columns: Columns, namespace: str) -> AsyncIte
             for checkpoint_id, parent, checkpoint, metadata in rows:
                 try:
                     opaque: list[str] = []
-                    told = read_json(checkpoint)
-                    told["channel_values"] = await blobs.values(told, opaque)
+                    data = read_json(checkpoint)
+                    data["channel_values"] = await blobs.values(data, opaque)
                     key = (thread_id, part, checkpoint_id)
                     writes = await _writes(connection, key, opaque) if "checkpoint_writes" in columns else []
-                    found = Found(checkpoint_id, parent, told, read_json(metadata), writes, opaque)
+                    record = Found(checkpoint_id, parent, data, read_json(metadata), writes, opaque)
                 except (*REFUSED, TypeError, AttributeError) as exc:
                     yield Problem(f"{thread.name}, checkpoint {checkpoint_id}", str(exc))
                     continue
-                for problem in thread.take(found):
+                for problem in thread.take(record):
                     yield problem
         for item in thread.parcels():
             yield item
 
 
 class _Blobs:
-    """The values of a thread's channels by version; a checkpoint reads those that the one before it did not have."""
+    """Values of a thread's channels by version. A checkpoint reads only those that the previous one did not have."""
 
     def __init__(self, connection: Any, key: tuple[str, str], *, there: bool) -> None:
         self._connection = connection
@@ -175,11 +177,11 @@ class _Blobs:
             names, numbers = [name for name, _ in missing], [number for _, number in missing]
             for channel, version, kind, data in await self._connection.fetch(sql, *self._key, names, numbers):
                 self._known[channel, version] = (kind, data)
-        found: Data = dict(cast("Data", checkpoint.get("channel_values") or {}))
+        state: Data = dict(cast("Data", checkpoint.get("channel_values") or {}))
         for (channel, _), (kind, data) in sorted(self._known.items()):
             if kind != "empty":
-                found[channel] = value(kind, data, opaque, f"channel {channel}")
-        return found
+                state[channel] = value(kind, data, opaque, f"channel {channel}")
+        return state
 
 
 async def _writes(connection: Any, key: tuple[str, str, str], opaque: list[str]) -> list[Write]:
@@ -193,7 +195,5 @@ async def _writes(connection: Any, key: tuple[str, str, str], opaque: list[str])
 
 
 def refuse(url: str, columns: Columns) -> InvalidInput:
-    told = f"holds {', '.join(sorted(columns))}" if columns else "is empty"
-    return InvalidInput(
-        shown(url), f"no tables of a known format are there (the schema {told}); add ?schema=… to the URL"
-    )
+    content = f"has {', '.join(sorted(columns))}" if columns else "is empty"
+    return InvalidInput(shown(url), f"has no tables of a known format (the schema {content}); add ?schema=… to the URL")

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
-from saveslot import codec, refs
+from saveslot import codec
 from saveslot.errors import Corrupt, InvalidInput, TooLarge
-from saveslot.lifecycle import SessionState
-from saveslot.log import micros, moment
-from saveslot.model import AgentSession, Data, as_data, as_name, as_state
-from saveslot.moving.drafting import Making, stamp
-from saveslot.moving.growing import Growing, told_id
-from saveslot.moving.parcel import Kept, Problem
-from saveslot.transfer import read_json
+from saveslot.manager.export import read_json
+from saveslot.moving.builder import Builder, stamp
+from saveslot.moving.ongoing import OngoingParcel, history_id
+from saveslot.moving.parcel import MemoryParcel, Problem
+from saveslot.session.model import AgentSession
+from saveslot.values import refs
+from saveslot.values.checks import Data, as_data, as_name, as_state
+from saveslot.values.lifecycle import SessionState
+from saveslot.values.log import micros, moment
 
 KNOWN = frozenset(
     {
@@ -25,12 +27,12 @@ REFUSED = (InvalidInput, TooLarge)
 
 
 def deleted(record: Data) -> bool:
-    """A row that is only kept for the audit trail: a deleted session never returns."""
+    """Whether a row is kept only as an audit trail: deleted sessions are not imported."""
     return record.get("state") == "deleted" or record.get("deleted_at") is not None
 
 
-def session(record: Data, namespace: str, new_id: str | None = None) -> Iterator[Kept | Problem]:
-    """One row or value as a parcel, and what of it cannot be taken."""
+def session(record: Data, namespace: str, new_id: str | None = None) -> Iterator[MemoryParcel | Problem]:
+    """One row or value as a parcel, and the problems with it."""
     session_id = record.get("id", record.get("session_id"))
     name = f"session {session_id}"
     try:
@@ -39,45 +41,45 @@ def session(record: Data, namespace: str, new_id: str | None = None) -> Iterator
     except REFUSED as exc:
         yield Problem(name, str(exc))
         return
-    made = Making(namespace, value)
-    ids = [told_id(b"", "agent_sessions", namespace, value.session_id, micros(value.created_at))]
-    taken: list[int] = []  # the places of those that ids stand for, but for the first
-    for n, told in enumerate(history):
+    builder = Builder(namespace, value)
+    ids = [history_id(b"", "agent_sessions", namespace, value.session_id, micros(value.created_at))]
+    places: list[int] = []  # the history index that each id but the first stands for
+    for n, item in enumerate(history):
         try:
-            if n == 0 and isinstance(told, dict) and cast("Data", told).get("name") == "session_created":
-                item = cast("Data", told)
-                made.created(as_data(item.get("data"), "data"), item.get("timestamp", value.created_at))
+            if n == 0 and isinstance(item, dict) and cast("Data", item).get("name") == "session_created":
+                first = cast("Data", item)
+                builder.created(as_data(first.get("data"), "data"), first.get("timestamp", value.created_at))
                 continue
-            if not made.seq:
-                made.created()
-            ids.append(told_id(ids[-1], *_taken(made, told, value)))
-            taken.append(n)
+            if not builder.seq:
+                builder.created()
+            ids.append(history_id(ids[-1], *_append(builder, item, value)))
+            places.append(n)
         except REFUSED as exc:
             yield Problem(f"{name}, checkpoint {n + 1}", str(exc))
     heartbeat = record.get("last_heartbeat") or record.get("updated_at")
 
-    def go_on(more: Making, done: int) -> None:
-        again = _checkpoints(record.get("checkpoints"))  # parsed anew: a batch of them would fill the memory
-        for n in taken[done:]:
-            _taken(more, again[n], value)
+    def go_on(more: Builder, done: int) -> None:
+        again = _checkpoints(record.get("checkpoints"))  # parsed again: keeping a batch of them would fill the memory
+        for n in places[done:]:
+            _append(more, again[n], value)
         about = {"context": value.context, "metadata": value.metadata, "labels": value.labels}
         more.settle({part: about[part] for part in about if record.get(part) is not None}, state, heartbeat)
 
     try:
-        if not made.seq:
-            made.created()
-        yield Growing(made.parcel(state, heartbeat), ids, go_on)
+        if not builder.seq:
+            builder.created()
+        yield OngoingParcel(builder.parcel(state, heartbeat), ids, go_on)
     except REFUSED as exc:
         yield Problem(name, str(exc))
 
 
-def _taken(made: Making, told: Any, session: AgentSession) -> tuple[str, int, Data, Data]:
-    """One of the history, written; and what it says."""
-    if not isinstance(told, dict):
-        raise InvalidInput("checkpoint", f"must be a dict, not {type(told).__name__}")
-    item = cast("Data", told)
+def _append(builder: Builder, value: Any, session: AgentSession) -> tuple[str, int, Data, Data]:
+    """Append one history item, and return what its id is derived from."""
+    if not isinstance(value, dict):
+        raise InvalidInput("checkpoint", f"must be a dict, not {type(value).__name__}")
+    item = cast("Data", value)
     at = item.get("timestamp", session.created_at)
-    made.checkpoint(item.get("name"), item.get("data"), item.get("metadata"), at)
+    builder.checkpoint(item.get("name"), item.get("data"), item.get("metadata"), at)
     return item["name"], stamp(at), item.get("data") or {}, item.get("metadata") or {}
 
 
@@ -97,48 +99,50 @@ def _begun(record: Data, session_id: str) -> tuple[AgentSession, SessionState]:
     return value, state
 
 
-def _checkpoints(told: Any) -> list[Any]:
-    found = parsed(told)
-    if found is None:
+def _checkpoints(column: Any) -> list[Any]:
+    value = parsed(column)
+    if value is None:
         return []
-    if not isinstance(found, list):
-        raise InvalidInput("checkpoints", f"must be a list, not {type(found).__name__}")
-    return cast("list[Any]", found)
+    if not isinstance(value, list):
+        raise InvalidInput("checkpoints", f"must be a list, not {type(value).__name__}")
+    return cast("list[Any]", value)
 
 
 def parsed(value: Any) -> Any:
-    """A JSON column comes as text from some drivers, as a value from others."""
+    """The value of a JSON column, which some drivers return as text."""
     if not isinstance(value, str):
         return value
     try:
         return codec.decode(value.encode(), tagged=False)
     except (Corrupt, UnicodeEncodeError):
-        return read_json(value)  # slower, and says what is wrong
+        return read_json(value)  # slower, but names the error
 
 
-def checkpoints(items: list[Any], namespace: str, name: str, new_id: str | None = None) -> Iterator[Kept | Problem]:
+def checkpoints(
+    items: list[Any], namespace: str, name: str, new_id: str | None = None
+) -> Iterator[MemoryParcel | Problem]:
     """A list of `{id, name, timestamp, data, metadata}`; `<session_id>:<n>` keeps its number. `name`: of the file."""
-    found: dict[str, list[tuple[int, int, Data]]] = {}
-    for n, told in enumerate(items, 1):
-        if not isinstance(told, dict) or "name" not in told:
-            yield Problem(f"checkpoint {n}", "is no checkpoint: a dict with a name is one")
+    by_key: dict[str, list[tuple[int, int, Data]]] = {}
+    for n, value in enumerate(items, 1):
+        if not isinstance(value, dict) or "name" not in value:
+            yield Problem(f"checkpoint {n}", "is not a checkpoint; it must be a dict with a name")
             continue
-        item = cast("Data", told)
+        item = cast("Data", value)
         place = refs.elsewhere(str(item.get("id") or ""))
         session_id, seq = (name, 0) if place is None else place
-        found.setdefault(session_id, []).append((n, seq, item))
-    for session_id, told in found.items():
-        yield from _history(new_id or session_id, told, namespace)
+        by_key.setdefault(session_id, []).append((n, seq, item))
+    for session_id, numbered in by_key.items():
+        yield from _history(new_id or session_id, numbered, namespace)
 
 
-# A log has no gaps: so many entries may stand for numbers that are not in a list.
+# A log has no gaps: the most filler entries that stand for numbers missing from a list.
 MAX_SKIPPED = 10_000
 
 
-def _history(session_id: str, told: list[tuple[int, int, Data]], namespace: str) -> Iterator[Kept | Problem]:
+def _history(session_id: str, items: list[tuple[int, int, Data]], namespace: str) -> Iterator[MemoryParcel | Problem]:
     times: list[int] = []
     good: list[tuple[int, int, Data]] = []
-    for n, seq, item in told:
+    for n, seq, item in items:
         try:
             times.append(stamp(item.get("timestamp")))
             good.append((n, seq, item))
@@ -152,22 +156,22 @@ def _history(session_id: str, told: list[tuple[int, int, Data]], namespace: str)
     if not good:
         return
     numbered = _numbered([seq for _, seq, _ in good])
-    made = Making(namespace, AgentSession(session_id=session_id, created_at=moment(min(times))))
+    builder = Builder(namespace, AgentSession(session_id=session_id, created_at=moment(min(times))))
     for n, seq, item in sorted(good, key=lambda one: one[1]) if numbered else good:
         try:
             metadata = as_data(item.get("metadata"), "metadata")
             if not numbered and item.get("id") is not None:
                 metadata["imported_id"] = item["id"]
-            made.checkpoint(item["name"], item.get("data"), metadata, item["timestamp"], seq=seq if numbered else 0)
+            builder.checkpoint(item["name"], item.get("data"), metadata, item["timestamp"], seq=seq if numbered else 0)
         except REFUSED as exc:
             yield Problem(f"session {session_id}, checkpoint {n}", str(exc))
     try:
-        yield made.parcel()
+        yield builder.parcel()
     except REFUSED as exc:
         yield Problem(f"session {session_id}", str(exc))
 
 
 def _numbered(seqs: Iterable[int]) -> bool:
-    """True when the numbers can be kept."""
-    found = list(seqs)
-    return len(set(found)) == len(found) and min(found) >= 1 and max(found) <= len(found) + MAX_SKIPPED
+    """Whether the numbers can be kept."""
+    numbers = list(seqs)
+    return len(set(numbers)) == len(numbers) and min(numbers) >= 1 and max(numbers) <= len(numbers) + MAX_SKIPPED

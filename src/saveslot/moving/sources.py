@@ -1,4 +1,4 @@
-"""What a person names as a source, and what is in it: looked at, never guessed from its name."""
+"""Import sources: which format a file, folder or URL contains, found by looking inside, not by its name."""
 
 from __future__ import annotations
 
@@ -6,44 +6,46 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 from saveslot.codec import Keyring
 from saveslot.errors import InvalidInput
-from saveslot.moving import langgraph_sqlite, lines, openai_agents, records, sqlite_source, valkey_source, yaml_folder
+from saveslot.manager.export import read_json
+from saveslot.moving import jsonl, langgraph_sqlite, openai_agents, records, sqlite_source, valkey_source, yaml_folder
 from saveslot.moving.parcel import Parcel, Problem
 from saveslot.stores import sqlite_path
-from saveslot.transfer import read_json
 
-_LIST = re.compile(
-    rb"(?:\xef\xbb\xbf)?\s*\[\s*[{\]]"
-)  # of objects, or of nothing; a byte order mark may stand before it
+_LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*[{\]]")  # of objects, or empty; a byte order mark may come first
 VALKEY = ("valkey://", "valkeys://", "redis://", "rediss://")
 POSTGRES = ("postgresql://", "postgres://")
 
 
+# Bytes of a JSON file or stdin; reading takes several times the memory.
+MAX_FILE = 1 << 30
+
+
 class Source(NamedTuple):
-    what: str  # as people call it
-    total: int | None  # sessions, if that is known beforehand
-    found: AsyncIterator[Parcel | Problem]
+    what: str  # for people
+    total: int | None  # sessions, if known in advance
+    parcels: AsyncIterator[Parcel | Problem]
 
 
 class Ask(NamedTuple):
-    """How sessions are to be brought in."""
+    """Options of an import."""
 
     namespace: str
     new_id: str | None = None
     hot: str | None = None  # Valkey beside an agent_sessions table
     prefix: str = "default"
-    keyring: Keyring | None = None  # for exports that are sealed
+    keyring: Keyring | None = None  # for sealed exports
 
 
 @asynccontextmanager
 async def opened(name: str, ask: Ask) -> AsyncGenerator[list[Source]]:
-    """What is there, open for reading as long as the block lasts."""
+    """The sources found there, open inside the block."""
     if name.startswith(POSTGRES):
-        async with _postgres(name, ask) as found:
-            yield found
+        async with _postgres(name, ask) as contents:
+            yield contents
     elif name.startswith(VALKEY):
         async with valkey_source.opened(name, ask.prefix) as hot:
             yield [Source("sessions in Valkey", None, hot.parcels(ask.namespace))]
@@ -59,7 +61,7 @@ async def opened(name: str, ask: Ask) -> AsyncGenerator[list[Source]]:
 
 
 def is_foreign(name: str) -> bool:
-    """False for what `saveslot export` wrote: one session in one text."""
+    """False for the output of `saveslot export` of one session."""
     if name == "-":
         return False
     path = Path(name)
@@ -80,38 +82,48 @@ def _begins(path: Path, test: Callable[[bytes], bool]) -> bool:
 
 def _folder(path: Path, ask: Ask) -> Source:
     try:
-        if lines.is_export(path):
-            return Source("an export", lines.count(path), lines.parcels(path, ask.namespace, ask.keyring))
-        found = yaml_folder.names(path)
+        if jsonl.is_export(path):
+            return Source("an export", jsonl.count(path), jsonl.parcels(path, ask.namespace, ask.keyring))
+        names = yaml_folder.names(path)
     except OSError as exc:
         raise InvalidInput(str(path), f"cannot be read ({exc.strerror})") from None
-    if not found:
-        raise InvalidInput(str(path), "holds neither an export (manifest.jsonl) nor checkpoint files (*.yaml)")
-    return Source("checkpoint files", len(found), _going(yaml_folder.parcels(path, ask.namespace)))
+    if not names:
+        raise InvalidInput(str(path), "contains neither an export (manifest.jsonl) nor checkpoint files (*.yaml)")
+    return Source("checkpoint files", len(names), _going(yaml_folder.parcels(path, ask.namespace)))
 
 
 def _sqlite(path: Path, connection: sqlite_source.apsw.Connection, tables: sqlite_source.Tables, ask: Ask) -> Source:
     if langgraph_sqlite.is_one(tables):
-        found = langgraph_sqlite.parcels(connection, tables, ask.namespace)
-        return Source("LangGraph threads", langgraph_sqlite.count(connection), _going(found))
+        parcels = langgraph_sqlite.parcels(connection, tables, ask.namespace)
+        return Source("LangGraph threads", langgraph_sqlite.count(connection), _going(parcels))
     if openai_agents.messages_table(tables) is not None:
-        found = openai_agents.parcels(connection, tables, ask.namespace)
-        return Source("OpenAI Agents sessions", openai_agents.count(connection, tables), _going(found))
+        parcels = openai_agents.parcels(connection, tables, ask.namespace)
+        return Source("OpenAI Agents sessions", openai_agents.count(connection, tables), _going(parcels))
     held = ", ".join(sorted(tables)) or "nothing"
-    raise InvalidInput(str(path), f"holds no tables of a known format (LangGraph, OpenAI Agents), but {held}")
+    raise InvalidInput(str(path), f"has no tables of a known format (LangGraph, OpenAI Agents); it has {held}")
+
+
+def read_text(file: IO[bytes], name: str) -> str:
+    """The text of a file, without a byte order mark; `name` is for errors. Stops at `MAX_FILE` bytes."""
+    try:
+        data = file.read(MAX_FILE + 1)
+        if len(data) > MAX_FILE:
+            raise InvalidInput(name, f"is longer than {MAX_FILE:,} bytes")
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InvalidInput(name, "is not UTF-8 text") from None
 
 
 def _json(path: Path, ask: Ask) -> Source:
     try:
-        items = read_json(path.read_bytes().decode("utf-8-sig"))
+        with path.open("rb") as file:
+            items = read_json(read_text(file, str(path)))
     except OSError as exc:
         raise InvalidInput(str(path), f"cannot be read ({exc.strerror})") from None
-    except UnicodeDecodeError:
-        raise InvalidInput(str(path), "is not UTF-8 text") from None
     if not isinstance(items, list):
-        raise InvalidInput(str(path), "is no list of checkpoints")
-    told = cast("list[Any]", items)
-    return Source("checkpoints", None, _going(records.checkpoints(told, ask.namespace, path.stem, ask.new_id)))
+        raise InvalidInput(str(path), "is not a list of checkpoints")
+    result = cast("list[Any]", items)
+    return Source("checkpoints", None, _going(records.checkpoints(result, ask.namespace, path.stem, ask.new_id)))
 
 
 @asynccontextmanager
@@ -124,24 +136,24 @@ async def _postgres(url: str, ask: Ask) -> AsyncGenerator[list[Source]]:
         held = postgres_source.holds(columns)
         if not held:
             raise postgres_source.refuse(url, columns)
-        found: list[Source] = []
+        matches: list[Source] = []
         if "langgraph" in held:
             total = await postgres_source.count(connection, "langgraph")
             threads = postgres_source.threads(connection, columns, ask.namespace)
-            found.append(Source("LangGraph threads", total, threads))
+            matches.append(Source("LangGraph threads", total, threads))
         if "agent_sessions" not in held:
-            yield found
+            yield matches
             return
         total = await postgres_source.count(connection, "agent_sessions")
         if ask.hot is None:
             rows = postgres_source.sessions(connection, columns, ask.namespace, None)
-            yield [*found, Source("agent_sessions", total, rows)]
+            yield [*matches, Source("agent_sessions", total, rows)]
             return
         async with valkey_source.opened(ask.hot, ask.prefix) as hot:
             rows = postgres_source.sessions(connection, columns, ask.namespace, hot)
-            yield [*found, Source("agent_sessions", total, rows)]
+            yield [*matches, Source("agent_sessions", total, rows)]
 
 
-async def _going(found: Iterable[Parcel | Problem]) -> AsyncIterator[Parcel | Problem]:
-    for item in found:
+async def _going(parcels: Iterable[Parcel | Problem]) -> AsyncIterator[Parcel | Problem]:
+    for item in parcels:
         yield item

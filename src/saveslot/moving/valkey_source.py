@@ -1,4 +1,4 @@
-"""Sessions that another program keeps in Valkey, one JSON text a key: `<prefix>:session:<id>`. Only ever read."""
+"""Another program's sessions in Valkey, one JSON text per key `<prefix>:session:<id>`. Read only."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from saveslot.errors import InvalidInput, SaveslotError, Unavailable
-from saveslot.model import Data
 from saveslot.moving import records
-from saveslot.moving.drafting import stamp
-from saveslot.moving.parcel import Kept, Problem
+from saveslot.moving.builder import stamp
+from saveslot.moving.parcel import MemoryParcel, Problem
 from saveslot.stores import shown
+from saveslot.values.checks import Data
 
 PAGE = 500
 Found = dict[str, "Data | Problem"]
@@ -39,12 +39,12 @@ class Hot:
         self._start = f"{prefix}:session:"
 
     async def newest(self, page: list[Data]) -> list[Data]:
-        """Each record as Valkey has it, where that is newer; metadata too, which such tables never got."""
-        found = await self._read([str(record["id"]) for record in page])
-        return [_newer(record, found.get(str(record["id"]))) for record in page]
+        """Each record, or its copy in Valkey if that is newer; with metadata, which these tables lack."""
+        answers = await self._read([str(record["id"]) for record in page])
+        return [_newer(record, answers.get(str(record["id"]))) for record in page]
 
     async def pages(self) -> AsyncIterator[Found]:
-        """All of them, some at a time."""
+        """All sessions, a page at a time."""
         pattern = re.sub(r"([*?\[\]\\^-])", r"\\\1", self._start) + "*"
         ids: list[str] = []
         async for key in self._client.scan_iter(match=pattern, count=PAGE):
@@ -54,37 +54,37 @@ class Hot:
                 ids = []
         yield await self._read(ids)
 
-    async def parcels(self, namespace: str) -> AsyncIterator[Kept | Problem]:
-        """What Valkey alone has; a key that a scan shows twice is one session all the same."""
+    async def parcels(self, namespace: str) -> AsyncIterator[MemoryParcel | Problem]:
+        """All sessions in Valkey. A scan may return a key twice, which the loader recognises as one session."""
         async for page in self.pages():
-            for found in page.values():
-                if isinstance(found, Problem):
-                    yield found
-                elif not records.deleted(found):
-                    for item in records.session(found, namespace):
+            for record in page.values():
+                if isinstance(record, Problem):
+                    yield record
+                elif not records.deleted(record):
+                    for item in records.session(record, namespace):
                         yield item
 
     async def _read(self, ids: list[str]) -> Found:
         if not ids:
             return {}
         texts = await self._client.mget([self._start + session_id for session_id in ids])
-        found: Found = {}
+        by_id: Found = {}
         for name, text in zip(ids, texts, strict=True):
             key = self._start + name
-            # Nothing is what MGET says of a key that is gone, and of one that holds no text.
+            # MGET returns nothing for a missing key, and for a key of another type.
             if text is not None:
-                found[name] = _record(name, key, text)
+                by_id[name] = _record(name, key, text)
             elif (kind := _text(await self._client.type(key))) not in {"none", "string"}:
-                found[name] = Problem(f"key {key}", f"holds a {kind}; the text of a session was expected")
-        return found
+                by_id[name] = Problem(f"key {key}", f"is a {kind}; expected the text of a session")
+        return by_id
 
 
 def _record(session_id: str, key: str, text: Any) -> Data | Problem:
     try:
-        found = records.parsed(_text(text))
-        if not isinstance(found, dict):
-            raise InvalidInput(key, "holds no session")
-        return {**cast("Data", found), "id": session_id}
+        record = records.parsed(_text(text))
+        if not isinstance(record, dict):
+            raise InvalidInput(key, "is not a session")
+        return {**cast("Data", record), "id": session_id}
     except SaveslotError as exc:
         return Problem(f"key {key}", str(exc))
 

@@ -1,149 +1,233 @@
-"""Log entries <-> a database. A store knows rows, never policy: ten primitives; every feature is written above them.
+"""The `Store` protocol: a log in a database. A store knows rows, not policy: features build on its ten primitives.
 
-To add one: implement `Store`, name its URL scheme in `open_store`, run `saveslot.testing.conformance` on it.
+To add one: implement `Store`, add its URL scheme to `BACKENDS` and `open_store`, run `saveslot.testing.conformance`.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
-from urllib.parse import unquote, urlsplit
+from typing import Any, Protocol
+from urllib.parse import quote, unquote
+
+import msgspec
 
 from saveslot.errors import InvalidInput
-from saveslot.log import Counts, Entry, Event, Group, Head, Place, Query, Ref, Row, Sign, Verdict, Worker
+from saveslot.stores.wire.metrics import Counters
+from saveslot.values.checks import as_text
+from saveslot.values.log import (
+    ALL,
+    Counts,
+    Entry,
+    Event,
+    Group,
+    Head,
+    Place,
+    Query,
+    Ref,
+    Row,
+    Sign,
+    Verdict,
+    Wanted,
+    Worker,
+)
+
+
+class Traits(msgspec.Struct, frozen=True):
+    """Properties of a store, for callers that pace themselves."""
+
+    serial: bool = False  # one writer at a time for all sessions: long purges pause for other writers
+    local: bool = False  # its workers share one machine: it cannot be out of reach for all of them and come back
 
 
 class Store(Protocol):
-    async def append(self, groups: Sequence[Group]) -> list[Verdict]:
-        """Land each group or say why not. What landed is durable. Cancelling abandons the answer, never the write."""
-        ...
+    async def append(self, groups: Sequence[Group], *, together: bool = False) -> list[Verdict]:
+        """Append each group, or return why not. A group that landed is durable. Cancelling abandons the answer only.
 
-    async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
-        """Row and newest entry of each, never older than what anyone was acknowledged; None if unknown or deleted."""
-        ...
-
-    async def entries(
-        self,
-        key: bytes,
-        ranges: Sequence[tuple[int, int]] = ((1, 2**62),),
-        *,
-        kinds: frozenset[int] | None = None,
-        name: str | None = None,
-        newest: int | None = None,
-        frames: bool = True,
-        largest: int | None = None,
-    ) -> list[Entry]:
-        """Entries in the order of their seqs, `newest` the last n of them. Without frames `size` still tells theirs.
-
-        `largest` leaves out the frames of more bytes than that.
+        `together`: all of them, or none; if one is refused, those that could have landed are `SKIPPED`.
         """
+        ...
+
+    async def heads(self, refs: Sequence[Ref], *, state: bool = False) -> list[Head | None]:
+        """Return each session's row and newest entry, including all acknowledged writes; None if unknown or deleted.
+
+        With `state`, also return `data`: the header of the entry with the agent's newest data, from the same snapshot.
+        A store that has the frames at hand adds them as `frames`; if that is None, read them with `entries` (ranges and
+        chain of `data.recipe`, kinds `DATA_KINDS`). `frames` are the ones that the recipe names, unless an entry
+        appended after `last` made some of them superfluous and they have been emptied.
+        """
+        ...
+
+    async def entries(self, key: bytes, wanted: Wanted = ALL) -> list[Entry]:
+        """Return the wanted entries of a log, ordered by seq."""
         ...
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
-        """A page of sessions, newest first (stale, ended and deleted ones: oldest first), behind `after`."""
+        """Return a page of sessions after `after`, newest first (stale, ended and deleted ones: oldest first)."""
         ...
 
-    async def count(self, query: Query, sample: int = 0) -> Counts:
-        """How many there are of what, and the entries of the newest so many of these sessions, without what they hold.
-
-        Counts are exact; a sample ends with `TRACED` entries a session.
-        """
+    async def count(self, query: Query) -> Counts:
+        """Count the sessions that match, exactly, and the entries and bytes of the whole store."""
         ...
 
     async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
-        """Mark sessions as alive now, and the worker; the times, the worker's last.
+        """Mark sessions, and the worker, as alive now; return the times, the worker's last.
 
-        0 for a session that is unknown, deleted, ended or held under another lease, and for a worker that others have
-        declared dead. May be called from another event loop than everything else: a worker beats from a thread.
+        The time is 0 for a session that is unknown, deleted, ended or held under another lease, and for a worker that
+        was declared dead. May be called from another event loop than the rest: a worker sends heartbeats from a thread.
         """
         ...
 
     async def events(
         self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
     ) -> tuple[list[Event], str]:
-        """What was appended behind the cursor (None: from now on), in commit order, and the next cursor.
+        """Return the events after the cursor (None: from now on; "0": all), in commit order, and the next cursor.
 
-        Waits that many seconds for something to come. No gap, no repeat: an event is shown only once nothing can be
-        committed before it any more.
+        If there are none, wait up to `wait` seconds for one. No gap, no repeat: an event is returned only once nothing
+        can commit before it. A cursor whose entry is gone, though it was not purged, is `HistoryLost`. With a key, read
+        that session's events by its key, at a cost that depends on nothing else; `@n` is the cursor after its entry n.
         """
         ...
 
-    async def empty(
-        self, key: bytes, seqs: Sequence[int], *, notes: bool = False, body: tuple[bytes, bytes] | None = None
-    ) -> int:
-        """Drop the frames of these entries, with `notes` also their notes, of which the first 16 bytes stay (the seal).
+    async def empty(self, key: bytes, seqs: Sequence[int], *, notes: bool = False) -> int:
+        """Drop the frames of these entries; return how many entries lost something.
 
-        Their rows stay, so that seq-1 always exists. `body`: what the session's row has, and what it shall have; it is
-        replaced if it is still that one, without an entry, also of a deleted session. A deleted session's body that
-        becomes b"" takes user and labels with it, and whatever a store keeps of dropped bytes in its own files is
-        overwritten. The number of entries emptied, and 1 if the body was replaced.
+        Their rows stay, so that seq-1 always exists. With `notes` drop the notes too, except for their first 16 bytes
+        (the checksum).
+        """
+        ...
+
+    async def swap(self, key: bytes, before: bytes, after: bytes) -> bool:
+        """Replace a session's body if it is still `before`, also a deleted session's. No entry is written.
+
+        Only a deleted session's body can become b"", and then its user and labels go too.
         """
         ...
 
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
-        """Remove deleted sessions, rows and all; the number of entries of each. A live one is left alone: 0.
+        """Remove deleted sessions with all their rows; return how many entries each had. Others stay, and count 0.
 
-        With `seen`, the append_id of each one's newest entry, sessions that still end there, deleted or not, and no
-        others: nothing lands behind that entry any more.
+        With `seen`, the append_id of each session's newest entry: remove the sessions that still end there, deleted or
+        not, and no others. Nothing lands after that entry any more.
         """
         ...
 
     async def close(self) -> None: ...
 
+    # Beside the ten primitives: a store's traits, counters and upkeep. By default it has no traits, counts nothing and
+    # needs no upkeep.
 
-@runtime_checkable
-class Tended(Protocol):
-    """What a store has besides if it needs upkeep now and then. A keeper sees to it; nothing is wrong without."""
+    traits: Traits = Traits()
+    counters: Counters | None = None  # events that only the store itself sees, such as its own retries
 
-    async def tend(self) -> None: ...
+    def metrics(self) -> dict[str, Any]:
+        """Metrics by tier; {} if the store does not count."""
+        return {}
+
+    async def tend(self) -> None:
+        """Do the upkeep that is due, and create missing tables. The keeper calls this hourly; a store that is never
+        tended loses nothing.
+        """
+        return
+
+    async def scrub(self, *, rewrite: bool = False) -> None:  # noqa: ARG002  (some stores need it)
+        """Overwrite dropped and replaced bytes that are still in the store's own files.
+
+        A store that cannot do that in place leaves them, unless `rewrite` is set: then it writes its files again.
+        """
+        return
 
 
 VALKEY = ("valkey", "valkeys", "redis", "rediss", "unix")
 DAY = 24 * 3600.0
+# The module below `saveslot.stores` that serves each URL scheme. Each is imported when it is used.
+BACKENDS = {
+    "memory": "memory",
+    "sqlite": "sqlite",
+    "postgresql": "postgres",
+    "postgres": "postgres",
+    **dict.fromkeys(VALKEY, "valkey"),
+}
 
 
-async def open_store(url: str, ttl: float = DAY) -> Store:
-    """The store that a URL names. `ttl`: seconds that sessions created here live on unused, where the store forgets."""
+KNOWN = "memory:, sqlite:///file.db, postgresql://user@host/database, valkey://host"
+# Two characters at least: C: is a drive of Windows.
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+
+
+def store_url(place: str | os.PathLike[str]) -> str:
+    """The URL of a store: `place` itself, or that of a SQLite file if it is a path.
+
+    Text is a path if it has a folder or a suffix: agents.db, ./agents, /var/lib/agents.
+    """
+    text = as_text(os.fspath(place) if isinstance(place, os.PathLike) else place, "url")
+    if not isinstance(place, os.PathLike):
+        if _SCHEME.match(text) or text in BACKENDS:
+            return text
+        if not (os.path.splitext(text)[1] or os.path.dirname(text)):  # noqa: PTH120, PTH122  (as typed, not normalized)
+            raise InvalidInput("url", f"{text!r} names no store: for a file write ./{text} or {text}.db, else {KNOWN}")
+    return sqlite_url(os.path.expanduser(text))  # noqa: PTH111  (pathlib raises without a home)
+
+
+def backend(url: str) -> str:
+    """The module from `BACKENDS` for a URL."""
     scheme, _, rest = url.partition(":")
-    if scheme == "memory":
-        from saveslot.stores.memory import MemoryStore  # each backend is imported when it is used
-
-        return MemoryStore()
-    if scheme == "sqlite":
-        from saveslot.stores.sqlite import SqliteStore
-
-        return await SqliteStore.open(sqlite_path(url))
-    if scheme in {"postgresql", "postgres"}:
-        try:
-            from saveslot.stores.postgres import PostgresStore
-        except ModuleNotFoundError:
-            raise InvalidInput("url", "PostgreSQL needs a driver: pip install 'saveslot[postgres]'") from None
-
-        return await PostgresStore.open(url)
-    if scheme in VALKEY and rest.startswith("//"):
-        from saveslot.stores.valkey import ValkeyStore
-
-        return await ValkeyStore.open(url, ttl)
-    known = "memory:, sqlite:///file.db, postgresql://user@host/database, valkey://host"
-    raise InvalidInput("url", f"{scheme if rest else url!r} names no store that this version knows; use {known}")
+    name = BACKENDS.get(scheme)
+    if name is None or (name == "valkey" and not rest.startswith("//")):
+        raise InvalidInput("url", f"{scheme if rest else url!r} names no store known to this version; use {KNOWN}")
+    return name
 
 
-# User and password in front of a host, whatever characters stand there unescaped; and a password among the options.
+async def open_store(place: str | os.PathLike[str], ttl: float = DAY, *, patient: bool = True) -> Store:
+    """Open a store by its URL or path. `ttl`: seconds that sessions created here live unused (Valkey only).
+
+    Unless `patient`, give up within 2 s on a host that is unknown or refuses connections.
+    """
+    url = store_url(place)
+    match backend(url):
+        case "sqlite":
+            from saveslot.stores.sqlite import SqliteStore
+
+            return await SqliteStore.open(sqlite_path(url))
+        case "postgres":
+            try:
+                from saveslot.stores.postgres import PostgresStore
+            except ModuleNotFoundError:
+                raise InvalidInput("url", "PostgreSQL needs a driver: pip install 'saveslot[postgres]'") from None
+
+            return await PostgresStore.open(url, patient=patient)
+        case "valkey":
+            from saveslot.stores.valkey import ValkeyStore
+
+            return await ValkeyStore.open(url, ttl, patient=patient)
+        case _:
+            from saveslot.stores.memory import MemoryStore
+
+            return MemoryStore()
+
+
+# User and password before a host, whichever unescaped characters they contain; and a password among the options.
 _PASSWORD = re.compile(r"(?<=://)([^:/?#\s]*):(?:[^?\s]*|\S*)@|(?<=[?&])(\w*password=)[^&\s]*")
 
 
 def shown(text: str) -> str:
-    """A URL, or a message with URLs in it, as it may be shown: without passwords."""
-    return _PASSWORD.sub(lambda found: f"{found[2]}…" if found[2] else f"{found[1]}@" if found[1] else "", text)
+    """A URL, or a message that contains URLs, without passwords."""
+    return _PASSWORD.sub(lambda match: f"{match[2]}…" if match[2] else f"{match[1]}@" if match[1] else "", text)
+
+
+def sqlite_url(path: str | os.PathLike[str]) -> str:
+    """The URL of a file, with special characters in its path quoted."""
+    return f"sqlite:///{quote(str(path))}"
 
 
 def sqlite_path(url: str) -> str:
-    """`sqlite:///relative.db` and `sqlite:////absolute.db`, as elsewhere in Python."""
-    parts = urlsplit(url)
-    path = unquote(parts.path[1:])
-    if parts.netloc or not path or parts.query or parts.fragment or "\0" in path:
-        raise InvalidInput("url", f"{url!r} is not of the form sqlite:///file.db (or sqlite:////folder/file.db)")
+    """The path of `sqlite:///relative.db` or `sqlite:////absolute.db`, as elsewhere in Python."""
+    scheme, _, quoted = url.partition("///")  # not by urlsplit, which drops tabs and line breaks
+    path = unquote(quoted)
+    if scheme != "sqlite:" or not path or "?" in quoted or "#" in quoted or "\0" in path:
+        forms = "sqlite:///file.db (or sqlite:////folder/file.db, or just the path)"
+        raise InvalidInput("url", f"{url!r} is not of the form {forms}")
     if path == ":memory:":
-        raise InvalidInput("url", "a SQLite file is shared by several connections; use memory: for one without a file")
+        raise InvalidInput("url", "SQLite without a file cannot serve several connections; use memory:")
     return path

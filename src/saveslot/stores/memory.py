@@ -1,18 +1,23 @@
-"""The reference: the whole protocol in plain dicts. Every other store is tested to behave like this one."""
+"""The reference store: the whole protocol in plain dicts. Tests check that every other store behaves like this one."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from itertools import islice
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import msgspec
 
 from saveslot.errors import Unavailable
-from saveslot.log import (
-    FAILURES,
-    TRACED,
+from saveslot.stores import Store, Traits
+from saveslot.stores.wire.bells import Bells
+from saveslot.values.kinds import KEEPING_KINDS, Kind
+from saveslot.values.log import (
+    ALL,
+    FOREVER,
+    ID,
     Counts,
     Entry,
     Event,
@@ -23,16 +28,19 @@ from saveslot.log import (
     Query,
     Ref,
     Row,
-    Sample,
     Sign,
     Verdict,
+    Wanted,
     Worker,
+    checked,
+    checked_together,
     feed_number,
     judged,
+    lost_place,
     moment,
     order,
+    seq_after,
 )
-from saveslot.model import Kind
 
 
 def clock() -> int:
@@ -43,21 +51,21 @@ def uptime() -> int:
     return time.monotonic_ns() // 1000
 
 
-# Of a note that is emptied so much stays.
+# Bytes kept of an emptied note.
 SEAL = 16
-# A worker that crashed and owns nothing leaves a row that nobody needs: gone after an hour.
+# Microseconds until the row of a crashed worker that owns nothing is removed: one hour.
 LEFTOVER = 3600 * 1_000_000
 
 
 class _Crewman(msgspec.Struct):
     name: str
-    expires: int  # by the clock that never jumps
-    beaten: int  # by the one that people read
+    expires: int  # by the monotonic clock
+    beaten: int  # by the wall clock
     dead: bool = False
 
 
-class MemoryStore:
-    forks = True  # a child goes on with a copy
+class MemoryStore(Store):
+    traits = Traits(local=True)
 
     def __init__(self, clock: Callable[[], int] = clock, uptime: Callable[[], int] = uptime) -> None:
         self._clock = clock
@@ -67,25 +75,44 @@ class MemoryStore:
         self._deleted: set[bytes] = set()
         self._deleted_at: dict[bytes, int] = {}
         self._ids: dict[tuple[str, str], bytes] = {}
+        self._created_by: dict[tuple[str, bytes], bytes] = {}
         self._logs: dict[bytes, list[Entry]] = {}
+        self._requests: dict[bytes, dict[bytes, int]] = {}  # of each log: by their first 16 bytes
+        self._marks: dict[bytes, list[dict[str, str]]] = {}  # labels of each log's entries
         self._feed: list[tuple[bytes, Entry]] = []
-        self._news = asyncio.Event()
+        self._places: dict[bytes, list[int]] = {}  # of each session's entries in the feed, from 1
+        self._bells = Bells()
         self._closed = False
 
-    async def append(self, groups: Sequence[Group]) -> list[Verdict]:
+    def __repr__(self) -> str:
+        return "<MemoryStore>"
+
+    async def append(self, groups: Sequence[Group], *, together: bool = False) -> list[Verdict]:
         self._check_open()
-        verdicts = [self._land(group) for group in groups]
-        self._news.set()
-        self._news = asyncio.Event()
-        await asyncio.sleep(0)  # whoever saves in a tight loop must not keep the others from running
+        groups = [checked(group) for group in groups]
+        verdicts = self._land_together(checked_together(groups)) if together else [self._land(g) for g in groups]
+        self._bells.ring(group.key for group in groups)
+        await asyncio.sleep(0)  # a task that saves in a tight loop must not keep others from running
         return verdicts
 
     def _land(self, group: Group) -> Verdict:
+        return self._refused(group) or self._appended(group)
+
+    def _land_together(self, groups: Sequence[Group]) -> list[Verdict]:
+        refused = [self._refused(group) for group in groups]
+        if any(verdict is not None and verdict.outcome is not Outcome.ALREADY for verdict in refused):
+            return [verdict or Verdict(Outcome.SKIPPED) for verdict in refused]
+        return [verdict or self._appended(group) for verdict, group in zip(refused, groups, strict=True)]
+
+    def _refused(self, group: Group) -> Verdict | None:
+        """Why a group does not land, or that it has; None if it can."""
         log = self._logs.get(group.key, [])
         row = self._rows.get(group.key)
         first = group.entries[0]
         if group.create is not None:
             taken = self._ids.get((group.create.namespace, group.create.session_id))
+            if taken is None and group.create.request:
+                taken = self._created_by.get((group.create.namespace, group.create.request[:ID]))
             if taken is not None or row is not None:
                 mine = bool(log) and log[0].append_id == first.append_id
                 return self._landed(group) if mine else Verdict(Outcome.CONFLICT, head=self._last(taken))
@@ -96,12 +123,16 @@ class MemoryStore:
             outcome = judged(group, here, before, row, deleted=group.key in self._deleted)
             if outcome is Outcome.ALREADY:
                 return self._landed(group)
-            if row is None or not free:
+            known = self._requests.get(group.key, {})
+            if row is None or not free or any(entry.request[:ID] in known for entry in group.entries):
                 return Verdict(outcome, head=self._last(group.key))
             if group.only_stale and self._alive(row) >= self._clock() - group.only_stale:
                 return Verdict(outcome, head=self._last(group.key))
             if group.only_orphan is not None and not self._bury(row.owner, group.only_orphan):
                 return Verdict(outcome, head=self._last(group.key))
+        return None
+
+    def _appended(self, group: Group) -> Verdict:
         self._write(group)
         verdict = self._landed(group)
         verdict.outcome = Outcome.APPENDED
@@ -116,32 +147,39 @@ class MemoryStore:
             row.created_at = row.created_at or now
             self._rows[group.key] = row
             self._ids[row.namespace, row.session_id] = group.key
-            self._logs[group.key] = []
+            if row.request:
+                self._created_by[row.namespace, row.request[:ID]] = group.key
+            self._logs[group.key], self._requests[group.key], self._marks[group.key] = [], {}, []
         row, log = self._rows[group.key], self._logs[group.key]
         for entry in group.entries:
             alive = now if entry.sign else log[-1].alive if log else row.heartbeat
-            kept = msgspec.structs.replace(entry, at=entry.time(now), alive=alive, sign=False)
+            kept = msgspec.structs.replace(entry, at=entry.time(now), alive=alive, sign=False, labels={})
             kept.size = len(kept.frame or b"") + len(kept.note or b"")
             log.append(kept)
             self._feed.append((group.key, kept))
+            self._places.setdefault(group.key, []).append(len(self._feed))
+            if entry.request:
+                self._requests[group.key][entry.request[:ID]] = entry.seq
+            if entry.labels:
+                self._marks[group.key].append(dict(entry.labels))
         row.state = group.state or row.state
         row.body = row.body if group.body is None else group.body
         row.labels = row.labels if group.labels is None else dict(group.labels)
         row.heartbeat = now if group.heartbeat else row.heartbeat
         row.fence, row.lease = log[-1].fence, log[-1].lease
         row.owner = None if row.lease is None else group.owner or row.owner
-        if row.owner is not None:  # one that never said that it lives does not
+        if row.owner is not None:  # an owner that never sent a heartbeat counts as dead
             self._workers.setdefault(row.owner, _Crewman("", 0, 0, dead=True))
         if group.delete:
             self._deleted.add(group.key)
             self._deleted_at[group.key] = now
-            del self._ids[row.namespace, row.session_id]
+            self._forget(row)
 
     def _landed(self, group: Group) -> Verdict:
         log = self._logs[group.key]
         return Verdict(
             Outcome.ALREADY,
-            [log[entry.seq - 1].at for entry in group.entries],
+            [entry.at for entry in log[group.entries[0].seq - 1 : group.entries[-1].seq]],
             heartbeat=self._rows[group.key].heartbeat,
         )
 
@@ -149,9 +187,13 @@ class MemoryStore:
         log = self._logs.get(key) if key is not None else None
         return msgspec.structs.replace(log[-1], frame=None) if log else None
 
-    async def heads(self, refs: Sequence[Ref]) -> list[Head | None]:
+    async def heads(self, refs: Sequence[Ref], *, state: bool = False) -> list[Head | None]:
         self._check_open()
-        return [self._head(ref) for ref in refs]
+        heads = [self._head(ref) for ref in refs]
+        for head in heads if state else ():
+            if head is not None and head.last.data_seq:
+                head.data = msgspec.structs.replace(self._logs[head.row.key][head.last.data_seq - 1], frame=None)
+        return heads
 
     def _head(self, ref: Ref) -> Head | None:
         key = ref if isinstance(ref, bytes) else self._ids.get(ref)
@@ -159,38 +201,39 @@ class MemoryStore:
             return None
         return Head(self._shown(self._rows[key]), msgspec.structs.replace(self._logs[key][-1], frame=None))
 
-    async def entries(
-        self,
-        key: bytes,
-        ranges: Sequence[tuple[int, int]] = ((1, 2**62),),
-        *,
-        kinds: frozenset[int] | None = None,
-        name: str | None = None,
-        newest: int | None = None,
-        frames: bool = True,
-        largest: int | None = None,
-    ) -> list[Entry]:
+    async def entries(self, key: bytes, wanted: Wanted = ALL) -> list[Entry]:
         self._check_open()
-        found = [
+        log = self._logs.get(key, [])
+        ranges = wanted.with_chain(_chain(log, wanted.chain))
+        if wanted.request is not None:
+            at = self._requests.get(key, {}).get(wanted.request)
+            ranges = [(at, at) for first, last in ranges if at is not None and first <= at <= last]
+        matching = [
             entry
             for first, last in ranges
-            for entry in self._logs.get(key, [])[max(first - 1, 0) : max(last, 0)]
-            if (kinds is None or entry.kind in kinds) and (name is None or entry.name == name)
+            for entry in log[max(first - 1, 0) : max(last, 0)]
+            if (wanted.kinds is None or entry.kind in wanted.kinds) and wanted.name in {None, entry.name}
         ]
-        if newest is not None:
-            found = found[max(0, len(found) - newest) :]
-        most = -1 if not frames else 1 << 62 if largest is None else largest
-        kept = [entry.frame if entry.frame is not None and len(entry.frame) <= most else None for entry in found]
-        return [msgspec.structs.replace(entry, frame=frame) for entry, frame in zip(found, kept, strict=True)]
+        if wanted.newest is not None:
+            matching = matching[max(0, len(matching) - wanted.newest) :]
+        left = FOREVER if wanted.room is None else wanted.room
+        entries: list[Entry] = []
+        for entry in reversed(matching):
+            left -= len(entry.frame or b"")
+            entries.append(msgspec.structs.replace(entry, frame=entry.frame if wanted.frames and left >= 0 else None))
+        return entries[::-1]
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         self._check_open()
         column, newest_first = order(query)
-        found = [(getattr(row, column), row.key, row) for row in map(self._shown, self._matching(query))]
-        found.sort(reverse=newest_first)
+        rows = [self._shown(row) for row in self._matching(query)]
+        for row in rows if column == "changed_at" else ():
+            row.changed_at = next(e.at for e in reversed(self._logs[row.key]) if e.kind not in KEEPING_KINDS)
+        places = [(getattr(row, column), row.key, row) for row in rows]
+        places.sort(reverse=newest_first)
         if after is not None:
-            found = [item for item in found if (item[:2] < after if newest_first else item[:2] > after)]
-        rows = [row for *_, row in found[:limit]]
+            places = [item for item in places if (item[:2] < after if newest_first else item[:2] > after)]
+        rows = [row for *_, row in places[:limit]]
         if query.ended_for is not None or query.deleted_for is not None:
             for row in rows:
                 log = self._logs[row.key]
@@ -198,30 +241,19 @@ class MemoryStore:
                 row.length, row.last = len(log), log[-1].append_id
         return rows
 
-    async def count(self, query: Query, sample: int = 0) -> Counts:
+    async def count(self, query: Query) -> Counts:
         self._check_open()
         counts = Counts(
-            sample=self._sample(query, sample) if sample else None,
             entries=sum(map(len, self._logs.values())),
             stored_bytes=sum(entry.size for log in self._logs.values() for entry in log),
         )
         for row in self._matching(query):
             counts.states[row.state] = counts.states.get(row.state, 0) + 1
             counts.agent_types[row.agent_type] = counts.agent_types.get(row.agent_type, 0) + 1
-            if row.key not in self._deleted:  # nobody holds a deleted one, whatever its last lease
+            if row.key not in self._deleted:  # a deleted session has no owner, whatever its last lease
                 counts.held += row.owner is not None
                 counts.orphaned += self._orphaned(row.owner, 0)
         return counts
-
-    def _sample(self, query: Query, count: int) -> Sample:
-        rows = sorted(self._matching(query), key=lambda row: (row.created_at, row.key), reverse=True)[:count]
-        sample = Sample(count * TRACED, {row.key: (row.state, row.created_at) for row in rows})
-        entries = ((row.key, entry) for row in rows for entry in self._logs[row.key])
-        sample.entries = [(key, e.seq, int(e.kind), e.name, e.at, e.size) for key, e in islice(entries, sample.limit)]
-        for row in [row for row in rows if row.state == "failed"][:FAILURES]:
-            last = next(entry for entry in reversed(self._logs[row.key]) if entry.kind is Kind.FAILED)
-            sample.failures.append((row.key, msgspec.structs.replace(last, frame=None)))
-        return sample
 
     def _matching(self, query: Query) -> list[Row]:
         now = self._clock()
@@ -235,6 +267,7 @@ class MemoryStore:
             and (query.ended_for is None or self._ended(row) <= now - query.ended_for)
             and (query.deleted_for is None or self._deleted_at.get(key, 0) <= now - query.deleted_for)
             and (query.orphan_for is None or self._orphaned(row.owner, query.orphan_for))
+            and (not query.entry or any(query.entry.items() <= labels.items() for labels in self._marks[key]))
         ]
 
     def _alive(self, row: Row) -> int:
@@ -243,9 +276,9 @@ class MemoryStore:
         return max(row.heartbeat, self._logs[row.key][-1].alive, 0 if owner is None else owner.beaten)
 
     def _ended(self, row: Row) -> int:
-        """When it was completed or failed, by its entry and its row; at the end of time if it was not."""
+        """When the session completed or failed, by its entry and its row; beyond every time if it did not."""
         if row.state not in {"completed", "failed"}:
-            return 1 << 62
+            return FOREVER
         ends = (entry.at for entry in reversed(self._logs[row.key]) if entry.kind in {Kind.COMPLETED, Kind.FAILED})
         return max(row.heartbeat, next(ends, 0))
 
@@ -254,7 +287,7 @@ class MemoryStore:
         return worker is not None and (worker.dead or worker.expires + patience <= self._uptime())
 
     def _bury(self, owner: bytes | None, patience: int) -> bool:
-        """Let an owner be dead whose time ran out; True if it is."""
+        """Declare an owner dead if its time ran out; return whether it is dead."""
         if owner is None or not self._orphaned(owner, patience):
             return False
         self._workers[owner].dead = True
@@ -265,7 +298,8 @@ class MemoryStore:
         shown = msgspec.structs.replace(row, labels=dict(row.labels), now=self._clock())
         shown.deleted_at = self._deleted_at.get(row.key, 0)
         if worker is not None:
-            shown.worker, shown.left = worker.name, 0 if worker.dead else max(0, worker.expires - self._uptime())
+            shown.worker, shown.beaten = worker.name, worker.beaten
+            shown.left = 0 if worker.dead else max(0, worker.expires - self._uptime())
         return shown
 
     async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
@@ -298,28 +332,36 @@ class MemoryStore:
         self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
     ) -> tuple[list[Event], str]:
         end = time.monotonic() + wait
-        start = len(self._feed) if after is None else feed_number(after)
+        places = range(1, len(self._feed) + 1) if key is None else self._places.get(key, [])
+        at = len(places) if after is None else self._index(after, places, key)
         while True:
             self._check_open()
-            found: list[Event] = []
-            at = start
-            for at, (owner, entry) in enumerate(self._feed[start:], start + 1):
+            message = self._bells.message(key)
+            places = range(1, len(self._feed) + 1) if key is None else self._places.get(key, [])
+            events: list[Event] = []
+            while at < len(places) and len(events) < limit:
+                place, at = places[at], at + 1
+                owner, entry = self._feed[place - 1]
                 row = self._rows.get(owner)
-                if row is not None and row.namespace == namespace and key in {None, owner}:
+                if row is not None and row.namespace == namespace:
                     kind = Kind(entry.kind).label
-                    found.append(Event(str(at), row.session_id, entry.seq, kind, entry.name, moment(entry.at)))
-                    if len(found) == limit:
-                        break
-            if found or time.monotonic() >= end:
-                return found, str(at)
-            try:
-                await asyncio.wait_for(self._news.wait(), end - time.monotonic())
-            except TimeoutError:
-                return [], str(at)
+                    events.append(Event(str(place), row.session_id, entry.seq, kind, entry.name, moment(entry.at)))
+            left = end - time.monotonic()
+            if events or left <= 0:
+                return events, str(places[at - 1]) if 0 < at <= len(places) else "0" if key is None else f"@{at}"
+            with suppress(TimeoutError):
+                await asyncio.wait_for(message.wait(), left)
 
-    async def empty(
-        self, key: bytes, seqs: Sequence[int], *, notes: bool = False, body: tuple[bytes, bytes] | None = None
-    ) -> int:
+    def _index(self, after: str, places: Sequence[int], key: bytes | None) -> int:
+        """How many of these places, of the feed or of one session, a cursor is after."""
+        if key is not None and (seq := seq_after(after)) is not None:
+            return seq
+        place = feed_number(after)
+        if place > len(self._feed):
+            raise lost_place(after)
+        return bisect_right(places, place)
+
+    async def empty(self, key: bytes, seqs: Sequence[int], *, notes: bool = False) -> int:
         self._check_open()
         wanted = set(seqs)
         count = 0
@@ -329,13 +371,17 @@ class MemoryStore:
                 entry.note = entry.note[:SEAL] if notes and entry.note is not None else entry.note
                 entry.size = len(entry.note or b"")
                 count += 1
-        row = self._rows.get(key)
-        if body is not None and row is not None and row.body == body[0] and (body[1] or key in self._deleted):
-            row.body = body[1]
-            if not row.body:
-                row.user_id, row.labels = "", {}
-            count += 1
         return count
+
+    async def swap(self, key: bytes, before: bytes, after: bytes) -> bool:
+        self._check_open()
+        row = self._rows.get(key)
+        if row is None or row.body != before or not (after or key in self._deleted):
+            return False
+        row.body = after
+        if not after:
+            row.user_id, row.labels = "", {}
+        return True
 
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
         self._check_open()
@@ -349,18 +395,33 @@ class MemoryStore:
     def _purge(self, key: bytes) -> int:
         row = self._rows.pop(key)
         if key not in self._deleted:
-            del self._ids[row.namespace, row.session_id]
+            self._forget(row)
         self._deleted.discard(key)
         self._deleted_at.pop(key, None)
+        del self._requests[key], self._marks[key]
+        self._places.pop(key, None)
         return len(self._logs.pop(key))
+
+    def _forget(self, row: Row) -> None:
+        """Take a session out of what finds it by its id, its request or its entries."""
+        del self._ids[row.namespace, row.session_id]
+        self._created_by.pop((row.namespace, row.request[:ID]), None)
+        self._marks[row.key] = []
 
     async def close(self) -> None:
         self._closed = True
-        self._news.set()
+        self._bells.ring()
 
     def _check_open(self) -> None:
         if self._closed:
             raise Unavailable("this store is closed; open it again")
+
+
+def _chain(log: list[Entry], seq: int) -> Iterator[int]:
+    while 0 < seq <= len(log):
+        yield seq
+        base = log[seq - 1].base
+        seq = base if base < seq else 0
 
 
 def _copy(row: Row) -> Row:
@@ -383,6 +444,7 @@ def _matches(row: Row, query: Query) -> bool:
         and (query.created_before is None or row.created_at < query.created_before)
         and (query.text is None or any(_lower(query.text) in _lower(text) for text in texts))
         and (query.prefix is None or row.session_id.startswith(query.prefix))
+        and (query.request is None or row.request[:ID] == query.request)
         and (query.owner is None or row.owner == query.owner)
         and not (query.unowned and row.owner is not None)
     )

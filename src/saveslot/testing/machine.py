@@ -1,4 +1,4 @@
-"""A store and memory are given the same random steps; at the first difference the steps are shrunk and shown.
+"""The store machine: a store and memory take the same random steps; the first difference is shrunk and shown.
 
 Most steps are ones that land: writers know their session's head, ids to create are free, payloads are unique. A machine
 that explores mostly error paths passes with bugs planted in it.
@@ -16,17 +16,19 @@ from typing import Any, ClassVar, TypeVar
 from hypothesis import HealthCheck, Phase, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from saveslot.log import Group, Outcome, Query, Worker, order
-from saveslot.model import Kind
 from saveslot.stores import Store
 from saveslot.stores.memory import MemoryStore
 from saveslot.testing.pen import SECOND, Clock, Pen
+from saveslot.values.kinds import Kind
+from saveslot.values.log import Group, Outcome, Query, Wanted, Worker, order
 
 T = TypeVar("T")
 Open = Callable[[Clock], Awaitable[tuple[Store, Store]]]
 
 IDS = ("a", "b", "B-long", "c's 🌱")
 LABELS: tuple[dict[str, str], ...] = ({}, {"team": "Red"}, {"team": "blue", "x": 'q"'})
+# Labels of entries.
+MARKS: tuple[dict[str, str], ...] = ({"run": "r1"}, {"run": "r1", "step": "\U0001f331"}, {"step": ""})
 STATES = ("active", "paused", "completed", "failed")
 JUMPS = (0.000_001, 1, 60, 3_600, 30 * 86_400, -1, -86_400)
 HOUR = 3_600 * SECOND
@@ -79,8 +81,8 @@ class LikeMemory(RuleBasedStateMachine):
         return self.loop.run_until_complete(_awaited(call))
 
     def both(self, on: int, call: Callable[[Store], Awaitable[T]]) -> T:
-        expected, found = self.wait(_pair(call(self.memory), call(self.handles[on])))
-        assert found == expected, f"memory: {expected}\nstore:  {found}"
+        expected, result = self.wait(_pair(call(self.memory), call(self.handles[on])))
+        assert result == expected, f"memory: {expected}\nstore:  {result}"
         return expected
 
     def send(self, on: int, *groups: Group) -> list[Outcome]:
@@ -152,7 +154,30 @@ class LikeMemory(RuleBasedStateMachine):
             entry.sign = pick.random() < 0.3
             entry.at = pick.choice((0, 0, -5, pick.getrandbits(40)))
             entry.frame = pick.choice((b"", None, entry.frame, entry.frame, entry.frame))
+            entry.base = pick.randrange(entry.seq)
+            entry.labels = pick.choice(({}, {}, *MARKS))
+            entry.request = pick.choice((b"", b"", self.fresh() + bytes(16)))
         self.land(on, known, group)
+
+    @precondition(some_live)
+    @rule(on=handle, pick=picks)
+    def together(self, on: int, pick: Random) -> None:
+        """Some sessions at once; now and then one of them is refused, by its place in the log or by its request."""
+        chosen = pick.sample(self.living(), min(len(self.living()), pick.randint(1, 3)))
+        groups = [known.pen.group(pick.randint(1, 2), labels=pick.choice(({}, *MARKS))) for known in chosen]
+        late = pick.randrange(3)
+        if late == 0:
+            groups[-1].prev = self.fresh()
+        elif late == 1 and self.landed:
+            groups[-1].entries[0].request = pick.choice(pick.choice(self.landed).entries).request
+        verdicts = self.both(on, lambda store: store.append(groups, together=True))
+        outcomes = {verdict.outcome for verdict in verdicts}
+        if outcomes == {Outcome.APPENDED}:
+            for known, group in zip(chosen, groups, strict=True):
+                known.saw(group)
+                self.landed.append(group)
+        assert Outcome.APPENDED not in outcomes or len(outcomes) == 1
+        self.both(1 - on, lambda store: store.heads([group.key for group in groups]))
 
     @precondition(some_live)
     @rule(on=handle, pick=picks)
@@ -198,7 +223,7 @@ class LikeMemory(RuleBasedStateMachine):
         if pick.random() < 0.3 and self.crew:
             self.work(on, pick)
         self.same_pages(1 - on, Query(namespace=chosen[0].pen.namespace, orphan_for=patience), 2)
-        if pick.random() < 0.3:  # one that has not seen the newest entry: it takes nothing and makes nobody dead
+        if pick.random() < 0.3:  # one that has not seen the newest entry: it takes nothing and declares no worker dead
             late = [known.past[-1].take_over(orphan=0) for known in chosen if known.past[-1].seq]
             assert Outcome.APPENDED not in self.send(on, *late)
             for worker in self.crew:
@@ -214,8 +239,9 @@ class LikeMemory(RuleBasedStateMachine):
     @precondition(some_live)
     @rule(on=handle, pick=picks)
     def release(self, on: int, pick: Random) -> None:
+        """Without an owner, or after an error to `NO_WORKER`."""
         known = pick.choice(self.held() or self.living())
-        self.land(on, known, known.pen.release())
+        self.land(on, known, known.pen.release(orphaned=known.pen.lease is not None and pick.random() < 0.4))
 
     @precondition(some_live)
     @rule(on=handle, pick=picks)
@@ -224,7 +250,9 @@ class LikeMemory(RuleBasedStateMachine):
         living = self.living()
         chosen = pick.sample(living, min(len(living), pick.randint(1, 4)))
         groups = [known.pen.group(pick.randint(1, 3)) for known in chosen]
-        bad = pick.choice(self.known).past[0].group(2)  # its first entry is the one that created the session
+        stray = pick.choice(self.known).pen.copy()
+        stray.prev = b"wrong".ljust(16)
+        bad = stray.group(2)
         at = pick.randint(0, len(groups))
         outcomes = self.send(on, *groups[:at], bad, *groups[at:])
         assert outcomes == [*[Outcome.APPENDED] * at, outcomes[at], *[Outcome.APPENDED] * (len(groups) - at)]
@@ -246,13 +274,13 @@ class LikeMemory(RuleBasedStateMachine):
         """A group that landed is sent again, right away or much later."""
         created = [group for group in self.landed if group.create is not None]
         group = pick.choice(pick.choice((self.landed, self.landed[-3:], created)))
-        if group.create is None or self.wait(self.memory.entries(group.key)):  # a purged one would be created anew
+        if group.create is None or self.wait(self.memory.entries(group.key)):  # a purged one would be created again
             assert Outcome.APPENDED not in self.send(on, group)
 
     @precondition(some_live)
     @rule(on=handle, pick=picks, how=st.sampled_from(("late", "dead", "wrong", "ahead", "lease", "taken")))
     def refused(self, on: int, pick: Random, how: str) -> None:
-        """Someone who has not seen the newest entry, for one of many reasons."""
+        """A writer that has not seen the newest entry, for one of many reasons."""
         pen = pick.choice(self.living()).pen.copy()
         if how == "late":
             pen = pick.choice(pick.choice(self.known).past[1:] or [pen.copy()]).copy()
@@ -264,7 +292,7 @@ class LikeMemory(RuleBasedStateMachine):
             pen.saw(pen.group(pick.randint(1, 2)))
         elif how == "lease":
             pen = pick.choice([known.past[-1] for known in self.living()]).copy()
-            pen.lease = b"another".ljust(16)
+            pen.lease, pen.fence = b"another".ljust(16), max(1, pen.fence)
         elif how == "taken":
             pen = Pen(pen.namespace, pen.session_id, key=self.fresh(), new_id=self.fresh)
         if pen.seq == 0:
@@ -278,7 +306,7 @@ class LikeMemory(RuleBasedStateMachine):
         if current:
             next(known for known in self.living() if known.pen.key == pen.key).saw(group)
 
-    # Time, and what is no entry
+    # Time, and everything that is not an entry
 
     @rule(seconds=st.sampled_from(JUMPS))
     def jump(self, seconds: float) -> None:
@@ -286,7 +314,7 @@ class LikeMemory(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((0.000_001, 1, TTL // SECOND, 3_600, 7_200)), alone=st.booleans())
     def go(self, seconds: float, alone: bool) -> None:  # noqa: FBT001
-        """Time goes by; `alone`: by the clock that nobody sets only, as if somebody had set the other one back."""
+        """Let time pass; `alone`: only on the monotonic clock, as if the wall clock had been set back."""
         self.clock.go(seconds)
         if alone:
             self.clock.jump(-seconds)
@@ -319,7 +347,7 @@ class LikeMemory(RuleBasedStateMachine):
     @precondition(some_live)
     @rule(on=handle, pick=picks)
     def sweep(self, on: int, pick: Random) -> None:
-        """A session is failed if it gave no sign of life for so long; sometimes exactly so long."""
+        """Fail sessions without a sign of life for that long; sometimes for exactly that long."""
         known = pick.choice(pick.choice((self.held(), self.living())) or self.living())
         age = pick.choice((1, HOUR))
         self.clock.at += pick.choice((0, age, age, age + 1))
@@ -358,7 +386,7 @@ class LikeMemory(RuleBasedStateMachine):
 
     @rule(on=handle, pick=picks)
     def purge(self, on: int, pick: Random) -> None:
-        """Only a deleted one goes. What is written next must come behind every cursor."""
+        """Only deleted sessions are removed. The next entry must come after every cursor."""
         if self.living() and pick.random() < 0.5:
             self.delete(on, pick)
         pen = pick.choice([known for known in self.known if known.deleted] or self.known).pen
@@ -376,14 +404,17 @@ class LikeMemory(RuleBasedStateMachine):
     @rule(on=handle, pick=picks)
     def read(self, on: int, pick: Random) -> None:
         pen = pick.choice(self.known).pen
-        ranges = pick.choice((((1, 2**62),), ((2, 3), (5, 9)), ((0, pen.seq - 1),)))
+        ranges = pick.choice((((1, 2**62),), ((2, 3), (5, 9)), ((0, pen.seq - 1),), ()))
         how: dict[str, Any] = {
             "kinds": pick.choice((None, frozenset({1}), frozenset({0, 8, 9}))),
             "name": pick.choice((None, None, "turn")),
             "newest": pick.choice((None, 0, 1, 3)),
             "frames": pick.random() < 0.5,
+            "chain": pick.choice((0, 0, pen.seq, pen.seq - 1)),
         }
-        self.both(on, lambda store: store.entries(pen.key, ranges, **how))
+        if self.landed and pick.random() < 0.2:
+            how["request"] = pick.choice(pick.choice(self.landed).entries).request[:16] or None
+        self.both(on, lambda store: store.entries(pen.key, Wanted(ranges, **how)))
 
     @rule(on=handle, pick=picks)
     def find(self, on: int, pick: Random) -> None:
@@ -393,6 +424,7 @@ class LikeMemory(RuleBasedStateMachine):
             {"state": pick.choice(STATES)},
             {"agent_type": "coder", "labels": {"team": "Red"}},
             {"user_id": "u1", "created_before": self.clock()},
+            {"entry": pick.choice(MARKS), **pick.choice(({}, {"state": "active"}, {"labels": {"team": "Red"}}))},
             {"text": pick.choice(("RED", "b", "🌱", 'q"'))},
             {"prefix": pick.choice(("b", "c's", "")), "created_after": self.clock() - HOUR},
             {"stale_for": pick.choice((0, 1, HOUR))},
@@ -404,6 +436,10 @@ class LikeMemory(RuleBasedStateMachine):
             {"ended_for": pick.choice((0, 1, HOUR)), "state": pick.choice((None, *STATES))},
             {"deleted_for": pick.choice((0, 1, HOUR))},
             {"deleted_for": 0},
+            {"changed": True},
+            {"changed": True, "state": "active", "labels": {"team": "Red"}},
+            {"changed": True, "orphan_for": 0},
+            {"changed": True, "text": "b", "prefix": pick.choice(("", "b"))},
         )
         query = Query(namespace=pick.choice(self.namespaces), **pick.choice(choices))
         self.same_pages(on, query, pick.randint(1, 3))
@@ -416,10 +452,10 @@ class LikeMemory(RuleBasedStateMachine):
             after = (getattr(last, order(query)[0]), last.key)
 
     def same_counts(self, on: int, query: Query) -> None:
-        expected, found = self.wait(_pair(self.memory.count(query), self.handles[on].count(query)))
-        assert (found.states, found.agent_types) == (expected.states, expected.agent_types)
-        assert (found.held, found.orphaned) == (expected.held, expected.orphaned)
-        assert found.entries - self.entries_before == expected.entries
+        expected, result = self.wait(_pair(self.memory.count(query), self.handles[on].count(query)))
+        assert (result.states, result.agent_types) == (expected.states, expected.agent_types)
+        assert (result.held, result.orphaned) == (expected.held, expected.orphaned)
+        assert result.entries - self.entries_before == expected.entries
 
     @rule(on=handle, pick=picks)
     def watch(self, on: int, pick: Random) -> None:

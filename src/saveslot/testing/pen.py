@@ -1,4 +1,4 @@
-"""Someone who writes one session: knows what it has seen, and makes the groups that follow."""
+"""A writer of one session: it knows the entry it saw last and makes the groups that follow."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from itertools import count
 from os import urandom
 from typing import Any
 
-from saveslot.ids import fresh_key
-from saveslot.log import Entry, Group, Row, Worker
-from saveslot.model import Kind
+from saveslot.values.ids import fresh_key
+from saveslot.values.kinds import Kind
+from saveslot.values.log import NO_WORKER, Entry, Group, Row, Worker
 
 SECOND = 1_000_000
 
 
 class Clock:
-    """Two clocks that move only when told to: microseconds since 1970, which may jump either way, and `uptime`."""
+    """Two clocks that a test moves: microseconds since 1970, which may jump either way, and `uptime`."""
 
     def __init__(self, at: int = 1_800_000_000 * SECOND) -> None:
         self.at = at
@@ -26,15 +26,15 @@ class Clock:
         return self.at
 
     def uptime(self) -> int:
-        """Microseconds by the clock that nobody sets."""
+        """Microseconds by the clock that never jumps."""
         return self.up
 
     def jump(self, seconds: float) -> None:
-        """Somebody sets the clock that people read."""
+        """Set the wall clock forward or back; `uptime` continues."""
         self.at += int(seconds * SECOND)
 
     def go(self, seconds: float) -> None:
-        """Time goes by."""
+        """Let time pass on both clocks."""
         self.at += int(seconds * SECOND)
         self.up += int(seconds * SECOND)
 
@@ -43,7 +43,7 @@ _payloads = count(1)
 
 
 def payload() -> bytes:
-    """Bytes that no other entry holds, so that one in the wrong place is noticed."""
+    """Bytes that no other entry holds, so that a frame in the wrong place is noticed."""
     return b"payload \x00\xf0\x9f\x8c\xb1 %d" % next(_payloads)
 
 
@@ -71,7 +71,7 @@ class Pen:
     def group(
         self, count: int = 1, kind: Kind = Kind.CHECKPOINT, *, whole: dict[str, Any] | None = None, **of: Any
     ) -> Group:
-        """The next entries, not yet sent. `of` is said of each entry, `whole` of the group."""
+        """The next entries, not yet sent. `of` sets fields of each entry, `whole` of the group."""
         entries: list[Entry] = []
         for seq in range(self.seq + 1, self.seq + 1 + count):
             said: dict[str, Any] = {"name": "step", "fence": self.fence, "lease": self.lease, "frame": payload(), **of}
@@ -82,19 +82,22 @@ class Pen:
         return self.group(kind=Kind.TOMBSTONE, name="session_deleted", frame=None, whole={"delete": True})
 
     def take_over(self, worker: Worker | None = None, *, orphan: int | None = None) -> Group:
-        """Take the session from whoever holds it: itself an entry, with a new lease and the next fence.
+        """The group that takes the session from its owner: an entry with a new lease and the next fence.
 
-        `orphan`: only if the owner's time ran out so many microseconds ago.
+        `orphan`: only if the owner's lease expired at least that many microseconds ago.
         """
         kind, name = (Kind.TAKEN, "session_taken") if orphan is None else (Kind.CLAIMED, "session_claimed")
         whole = {"owner": worker and worker.id, "only_orphan": orphan}
         return self.group(kind=kind, name=name, frame=None, fence=self.fence + 1, lease=self.new_id(), whole=whole)
 
-    def release(self) -> Group:
+    def release(self, *, orphaned: bool = False) -> Group:
+        """The group that gives up ownership; `orphaned`: as after an error, so that any worker may take it over."""
+        if orphaned:
+            return self.group(kind=Kind.RELEASED, name="session_released", frame=None, whole={"owner": NO_WORKER})
         return self.group(kind=Kind.RELEASED, name="session_released", frame=None, lease=None)
 
     def saw(self, group: Group) -> None:
-        """Go on behind this group. A pipelining writer does so before the store has answered."""
+        """Continue after this group. A pipelining writer does so before the store has answered."""
         last = group.entries[-1]
         self.seq, self.prev, self.fence, self.lease = last.seq, last.append_id, last.fence, last.lease
 

@@ -1,32 +1,35 @@
-"""`saveslot demo`: three agents, one is killed, one is stopped for too long, and every booking is made once.
+"""`saveslot demo`: three agents work; one is killed, one is stopped for too long, and every booking still happens once.
 
-Real processes on one SQLite file, or with `--stack` on a PostgreSQL and a Valkey that are started for it; only the
-model and the travel agency are played. The agent is in agent.py: what you would write. What is shown is read from the
-store and from the agency's ledger, and the claims of the last lines are counted there.
+The processes are real, on one SQLite file, or with `--stack` on a PostgreSQL and a Valkey started for the demo; only
+the model and the travel agency are simulated. agent.py is the code that you would write. The output comes from the
+store and the agency's ledger, and so do the figures of the final claims.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
 from saveslot.cli.common import COMMON, Common
 from saveslot.cli.exits import TERMINATED, Misuse, until_terminated
-from saveslot.cli.screen import Line, Screen
+from saveslot.cli.options import Flag
+from saveslot.cli.screen import Line, Part, Screen, Table, line
 from saveslot.cli.state import DIM
-from saveslot.model import Data
 from saveslot.opening import open as open_sessions
-from saveslot.settings import sqlite_url
+from saveslot.stores import sqlite_url
+from saveslot.values.checks import Data
 
 if TYPE_CHECKING:
-    from saveslot.cli.demo.stage import Place
+    from saveslot.cli.demo.stage import Place, Stage, Tempo, Trip
     from saveslot.cli.demo.story import Claim
 
 AGENT = Path(__file__).with_name("agent.py")
@@ -34,59 +37,97 @@ AGENT = Path(__file__).with_name("agent.py")
 
 async def demo(
     *,
-    stack: Annotated[
-        bool,
-        Parameter(
-            negative="", show_default=False, help="On a private PostgreSQL and Valkey, started for it from wheels."
-        ),
-    ] = False,
+    stack: Annotated[bool, Flag("Run on a private PostgreSQL and Valkey, started from wheels.")] = False,
+    fast: Annotated[bool, Flag("Play it in about 10 seconds.")] = False,
     common: Common = COMMON,
 ) -> None:
+    from saveslot.cli.demo.stage import FAST, USUAL
+
     if os.name != "posix":
-        raise Misuse("demo: it stops and wakes processes by signals, which this system does not have")
+        raise Misuse("demo: it stops and continues processes by signals, which this system does not have")
     if stack and common.store is not None:
         raise Misuse("demo: --stack starts a store of its own; leave --store out")
-    with tempfile.TemporaryDirectory(prefix="saveslot-demo-") as folder:
-        if await until_terminated(_played(common, Path(folder), stack=stack)):
+    with tempfile.TemporaryDirectory(prefix="saveslot-agents-") as folder:
+        if await until_terminated(_played(common, Path(folder), FAST if fast else USUAL, stack=stack)):
             raise SystemExit(TERMINATED)
-    if not common.json:
-        hint = "keep it and look around: saveslot demo --store sqlite:///demo.db"
-        if stack:
-            hint = "on your own servers: saveslot.open('postgresql://…', hot='valkey://…')"
-        elif common.store is not None:
-            hint = f"look around: saveslot ls --store {common.store}"
-        common.screen.lines([Line(body=((hint, DIM),)), Line(body=((f"the agent's code: {AGENT}", DIM),))])
 
 
-async def _played(common: Common, folder: Path, *, stack: bool) -> None:
-    with _servers(folder) if stack else _file(common, folder) as place:
-        await _shown(common, place, folder)
+async def _played(common: Common, folder: Path, tempo: Tempo, *, stack: bool) -> None:
+    with _servers(folder) if stack else _file(common) as place:
+        trip, good = await _shown(common, place, folder, tempo)
+        if not common.json:
+            _look_around(common, place, trip)
+    if not good:
+        raise SystemExit(1)
+
+
+def _look_around(common: Common, place: Place, trip: str) -> None:
+    """Print commands to look around, each on a line of its own however narrow the terminal: they are to be copied."""
+    screen = common.screen
+    screen.lines([Line()])
+    if place.file is None:
+        screen.lines([line(("on your own servers: saveslot.open('postgresql://…', hot='valkey://…')", DIM))])
+    else:
+        screen.lines([line((f"its store is {place.file}; look around:", ""))])
+        at = ["--store", str(place.file.absolute())]
+        if common.namespace is not None:
+            at += ["--namespace", common.namespace]
+        for words in (["log", trip, "--all"], ["steps", trip], ["fork", f"{trip}@planned", "--as", f"{trip}-again"]):
+            print(f"  {_program()} {shlex.join([*words, *at])}")
+    screen.lines([line((f"the agent's code: {AGENT}", DIM))])
+
+
+def _program() -> str:
+    """`saveslot` as this shell finds it: after `make demo`, or without an activated environment, by its path."""
+    started = Path(sys.argv[0])
+    if started.name == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m saveslot"
+    found = shutil.which("saveslot")
+    if started.name != "saveslot" or (found is not None and Path(found).samefile(started)):
+        return "saveslot"
+    return shlex.quote(str(started))
 
 
 @contextmanager
-def _file(common: Common, folder: Path) -> Generator[Place]:
-    """A file of its own: the agents take whatever nobody holds."""
+def _file(common: Common) -> Generator[Place]:
+    """Yield a new file, since the agents claim every session without an owner. It is kept once the story has ended."""
     from saveslot.cli.demo.stage import Place
 
-    if common.store is not None and common.file is None:
-        raise Misuse(f"demo: the agents share a SQLite file; {common.place} is none (--stack brings a PostgreSQL)")
-    file = common.file if common.store is not None and common.file is not None else folder / "demo.db"
-    if file.exists():
-        raise Misuse(f"demo: {file} is there already; name a new file, it is the agents' own")
-    ledger = file.with_name(f"{file.name}.ledger")
-    yield Place(common.store or sqlite_url(file), "one SQLite file", ledger, file=file)
+    named = common.file if common.store is not None else None
+    if common.store is not None and named is None:
+        raise Misuse(f"demo: the agents share a SQLite file; {common.place} is not one (--stack starts a PostgreSQL)")
+    if named is not None and named.exists():
+        raise Misuse(
+            f"demo: {named} already exists; name a new file, such as {_free(named)}, since the agents claim every "
+            "session in it (without --store, the demo makes a file of its own)"
+        )
+    folder = Path(tempfile.mkdtemp(prefix="saveslot-demo-")) if named is None else None
+    file = named if folder is None else folder / "demo.db"
+    assert file is not None  # noqa: S101  (one of them)
+    try:
+        yield Place(sqlite_url(file), "one SQLite file", file.with_name(f"{file.name}.ledger"), file=file)
+    except BaseException:
+        if folder is not None:
+            shutil.rmtree(folder)
+        raise
+
+
+def _free(file: Path) -> Path:
+    """A name like this one that is not in use."""
+    numbered = (file.with_stem(f"{file.stem}-{n}") for n in count(2))
+    return next(name for name in numbered if not name.exists())
 
 
 @contextmanager
 def _servers(folder: Path) -> Generator[Place]:
-    """Servers of its own, gone however it ends. Signals wait for the loop, so none falls into a start."""
+    """Start private servers; stop them however the demo ends. The loop handles signals, so none interrupts a start."""
     from saveslot.cli.demo.stage import Place
     from saveslot.stack import Postgres, Valkey
 
     with ExitStack() as ending:
         started: list[Postgres | Valkey] = []
         for kind in (Postgres, Valkey):
-            # Not inside `folder`, which is ours alone: as root the servers run as somebody else.
+            # Not inside `folder`, which only we can read: as root, the servers run as another user.
             own = ending.enter_context(tempfile.TemporaryDirectory(prefix="saveslot-demo-"))
             server = kind(Path(own))
             ending.callback(server.stop)
@@ -96,36 +137,38 @@ def _servers(folder: Path) -> Generator[Place]:
         yield Place(postgres.url, "a private PostgreSQL, Valkey in front", folder / "ledger", hot=valkey.url)
 
 
-async def _shown(common: Common, place: Place, folder: Path) -> None:
+async def _shown(common: Common, place: Place, folder: Path, tempo: Tempo) -> tuple[str, bool]:
+    """Play the story; return the trip that is worth a look, and whether the claims are true."""
     from saveslot.cli.demo import picture, story
+    from saveslot.cli.demo.keys import keys
     from saveslot.cli.demo.stage import Stage
 
-    screen, namespace = common.screen, common.settings["namespace"].value
+    screen, namespace = Screen(json=common.json, paged=False), common.settings["namespace"].value
     async with open_sessions(place.url, hot=place.hot, namespace=namespace) as sessions:
-        with picture.picture(screen) as draw:
-            stage = Stage(sessions, place, draw)
-            ending = await story.play(stage, folder)
+        with keys() as typed, picture.picture(screen) as draw:
+            stage = Stage(sessions, place, folder, draw, tempo, None if common.json else typed)
+            ending = await story.play(stage)
         seconds = time.time() - stage.began
     claims = list(story.claims(stage, ending))
     good = all(claim.true for claim in claims)
-    if screen.json:
-        told: Data = {"ok": good, "seconds": round(seconds, 3)}
-        for claim in claims:
-            told |= claim.numbers
-        screen.data(told)
-    else:
-        trip = stage.trips[ending.doubtful.trip]
-        screen.lines([Line(), Line(body=((f"the log of {trip.id}, with its owners", "bold"),))])
-        screen.table(*picture.timeline(stage, trip, ending.doubtful.key))
-        _told(screen, claims, good=good, seconds=seconds)
-    if not good:
-        raise SystemExit(1)
+    value: Data = {"ok": good, "seconds": round(seconds, 3)}
+    for claim in claims:
+        value |= claim.numbers
+    trip, key = story.highlight(stage, ending)
+    screen.answer(value, _ending(stage, trip, key, claims, good=good, seconds=seconds))
+    return trip.id, good
 
 
-def _told(screen: Screen, claims: list[Claim], *, good: bool, seconds: float) -> None:
-    screen.lines([Line()])
+def _ending(stage: Stage, trip: Trip, key: str, claims: list[Claim], *, good: bool, seconds: float) -> Iterator[Part]:
+    from saveslot.cli.demo import picture
+
+    yield Line()
+    yield line((f"the log of {trip.id}, with its owners", "bold"))
+    yield Table(*picture.timeline(stage, trip, key))
+    yield Line()
     for claim in claims:
         mark = ("✓ ", "bold green") if claim.true else ("✗ ", "bold red")
-        screen.lines([Line((mark,), ((claim.told, ""),))])
+        yield Line((mark,), ((claim.text, ""),))
     end = ("nothing lost, nothing done twice", "bold green") if good else ("this must not happen", "bold red")
-    screen.lines([Line(), Line(body=(end, (f", in {seconds:.0f} s", "")))])
+    yield Line()
+    yield line(end, (f", in {seconds:.0f} s", ""))

@@ -1,4 +1,4 @@
-"""The agent of `saveslot demo`, as you would write one. Several of it run at once, and any may die at any moment."""
+"""The agent of `saveslot demo`, as you would write one. Several run at once, and any may die at any moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saveslot.cli.demo.agency import book
 async def agent(url: str, ledger: str, ttl: float, pace: float) -> None:
     async with saveslot.open(url, worker_beat=ttl / 4, worker_ttl=ttl) as sessions, asyncio.TaskGroup() as trips:
         while await sessions.count(state="active"):
-            for held in await sessions.claim("traveller", limit=1, released=True):  # what died first, then what is new
+            for held in await sessions.claim("traveller", limit=1, released=True):  # orphans first, then new sessions
                 trips.create_task(plan(held, ledger, pace))
             await asyncio.sleep(0.3)
 
@@ -34,7 +34,7 @@ async def plan(held: saveslot.Held, ledger: str, pace: float) -> None:
                     await held.checkpoint("booked", append={"booked": [wish]})
             await held.complete({"bookings": len(wishes)})
     except saveslot.LeaseLost as lost:
-        print(f"{trip}: LeaseLost: {lost}", flush=True)  # another one has it: leave it alone
+        print(f"{trip}: LeaseLost: {lost}", flush=True)  # another agent has it
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How the story looks: a picture that moves on a terminal, plain lines in a pipe."""
+"""The demo's output: a live picture on a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from saveslot.cli.demo.stage import TTL, WISHES, Agent, Stage, Told, Trip
-from saveslot.cli.looking import KINDS, owners, said
+from saveslot.cli.demo.keys import HINT
+from saveslot.cli.demo.stage import WISHES, Agent, Message, Stage, Trip
+from saveslot.cli.log import KINDS, owners, summary
 from saveslot.cli.screen import Cell, Column, Line, Screen, Span, rich_table
 from saveslot.cli.state import DIM
 
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
 
 AGENTS = ("cyan", "magenta", "blue")
 STATES = {"at work": ("● ", "green"), "killed": ("✗ ", "red"), "stopped": ("‖ ", "yellow"), "done": ("✓ ", "blue")}
-# Lines that the picture takes without what is told below it.
-FRAME = 19
+IDLE = ("○ ", DIM)
+# Height of the picture without the messages below it.
+FRAME = 20
 
 
 @contextmanager
 def picture(screen: Screen) -> Generator[Callable[[Stage], None]]:
-    """What draws a stage, each time that it was looked at."""
+    """Yield a function that draws the stage after each poll."""
     if screen.terminal:
         from rich.live import Live
 
@@ -38,15 +40,15 @@ def picture(screen: Screen) -> Generator[Callable[[Stage], None]]:
         def lines(stage: Stage) -> None:
             nonlocal printed
             if not screen.json:
-                screen.lines(Line(_clock(told), told.spans) for told in stage.told[printed:])
+                screen.lines(Line(_clock(message), message.spans) for message in stage.messages[printed:])
                 sys.stdout.flush()
-            printed = len(stage.told)
+            printed = len(stage.messages)
 
         yield lines
 
 
-def _clock(told: Told) -> tuple[Span, ...]:
-    return ((f"{told.at:5.1f} s  ", DIM),)
+def _clock(message: Message) -> tuple[Span, ...]:
+    return ((f"{message.at:5.1f} s  ", DIM),)
 
 
 def _view(stage: Stage, screen: Screen) -> RenderableType:
@@ -55,23 +57,26 @@ def _view(stage: Stage, screen: Screen) -> RenderableType:
 
     title = [
         ("saveslot demo", "bold"),
-        (f"  {len(stage.agents)} agents on {stage.place.told}", ""),
-        (f", TTL {TTL:.0f} s (20 s by default)", DIM),
+        (f"  {len(stage.agents)} agents on {stage.place.description}", ""),
+        (f", TTL {stage.tempo.ttl:.0f} s (20 s by default)", DIM),
         (f"  {time.time() - stage.began:.1f} s", "bold"),
     ]
-    told = Table.grid(padding=(0, 1))
-    room = max(4, screen.console.height - FRAME) if any(agent.alive for agent in stage.agents) else len(stage.told)
-    for line in stage.told[-room:]:
-        told.add_row(_text(_clock(line)), _text(line.spans))
+    messages = Table.grid(padding=(0, 1))
+    messages.add_column(no_wrap=True)
+    messages.add_column(no_wrap=True, overflow="ellipsis")
+    playing = any(agent.alive for agent in stage.agents) or stage.visited
+    room = max(4, screen.console.height - FRAME) if playing else len(stage.messages)
+    for message in stage.messages[-room:]:
+        messages.add_row(_text(_clock(message)), _text(message.spans))
     return Group(
         _text(title),
         _text(),
-        *(_text(_agent(stage, agent)) for agent in stage.agents),
-        _text(),
+        *(_text(_agent(stage, agent)) for agent in stage.cast),
+        _text([(HINT, DIM)] if stage.keys is not None else ()),
         _trips(stage, screen),
         _text(_ledger(stage)),
         _text(),
-        told,
+        messages,
     )
 
 
@@ -83,12 +88,16 @@ def _text(spans: Sequence[Span] = ()) -> Text:
 
 def _agent(stage: Stage, agent: Agent) -> list[Span]:
     state = agent.state if agent.state != "at work" or agent.alive else "done"
-    mark, style = STATES[state]
     trips = [trip.id for trip in stage.held_by(agent)]
+    idle = state == "at work" and not trips
+    mark, style = IDLE if idle else STATES[state]
+    state = "idle" if idle else state
     kill = " with -9" if state == "killed" else ""
+    chosen = " reverse" if agent.number == stage.chosen else ""
     return [
         (mark, style),
-        (f"{agent.name}  ", _colour(stage, agent)),
+        (f"{agent.name}", f"{_colour(agent)}{chosen}"),
+        ("  ", ""),
         (f"process {agent.process.pid:<9}", DIM),
         (f"{state + kill:<16}", style),
         ("holds " if trips else "", DIM),
@@ -96,14 +105,14 @@ def _agent(stage: Stage, agent: Agent) -> list[Span]:
     ]
 
 
-def _colour(stage: Stage, agent: Agent | None) -> str:
-    return "" if agent is None else AGENTS[stage.agents.index(agent) % len(AGENTS)]
+def _colour(agent: Agent | None) -> str:
+    return "" if agent is None else AGENTS[(agent.number - 1) % len(AGENTS)]
 
 
 def _trips(stage: Stage, screen: Screen) -> RenderableType:
     columns = [Column("SESSION"), Column("OWNER"), *(Column(wish.upper()) for wish in WISHES)]
     columns += [Column("ENTRIES", right=True)]
-    ledger = Counter((asked.trip, asked.wish) for asked in stage.asked if asked.booked)
+    ledger = Counter((request.trip, request.wish) for request in stage.requests if request.booked)
     rows = [
         [
             (trip.id, "bold"),
@@ -122,11 +131,11 @@ def _owner(stage: Stage, trip: Trip) -> Span:
         return (trip.session.state.value, "blue") if trip.session.state != "active" else ("", "")
     if not owner.left:
         return (f"orphan ({stage.name(owner.worker)})", "bold red")
-    return (stage.name(owner.worker), _colour(stage, stage.agent(owner.worker)))
+    return (stage.name(owner.worker), _colour(stage.agent(owner.worker)))
 
 
 def _wish(trip: Trip, wish: str, booked: int) -> Span:
-    """How far it is: saved and planned say the store, booked says the ledger."""
+    """Progress of a trip: saved and planned from the store, booked from the ledger."""
     if booked > 1:
         return ("TWICE!", "bold red")
     if wish in trip.booked:
@@ -137,15 +146,15 @@ def _wish(trip: Trip, wish: str, booked: int) -> Span:
 
 
 def _ledger(stage: Stage) -> list[Span]:
-    booked = sum(asked.booked for asked in stage.asked)
-    again = len(stage.asked) - booked
-    told = f", {again} asked for again, known by their keys" if again else ""
-    return [("the agency's ledger: ", DIM), (f"{booked} bookings", "bold"), (told, DIM)]
+    booked = sum(request.booked for request in stage.requests)
+    again = len(stage.requests) - booked
+    repeats = f", {again} asked for again, known by their keys" if again else ""
+    return [("the agency's ledger: ", DIM), (f"{booked} bookings", "bold"), (repeats, DIM)]
 
 
 def timeline(stage: Stage, trip: Trip, key: str) -> tuple[list[Column], list[list[Cell]]]:
-    """The log of a session with its owners, in seconds of the story; among it what befell them, and what the ledger
-    says of one booking.
+    """The log of a session with its owners, in seconds since the start, merged with kills and stops of its owners and
+    the ledger's requests for one booking.
     """
     columns = [
         *(Column("TIME", right=True), Column("SEQ", right=True), Column("OWNER"), Column("KIND"), Column("NAME")),
@@ -155,22 +164,23 @@ def timeline(stage: Stage, trip: Trip, key: str) -> tuple[list[Column], list[lis
     workers = dict(owners(trip.log))
     for line in trip.log:
         style, agent = KINDS.get(line.kind, DIM), stage.agent(workers[line.seq])
-        cells: list[Cell] = [(str(line.seq), "bold"), _named(stage, agent), (line.kind, style), (line.name, style)]
-        rows.append((line.timestamp.timestamp(), [*cells, said(line)]))
+        cells: list[Cell] = [(str(line.seq), "bold"), _named(agent), (line.kind, style), (line.name, style)]
+        rows.append((line.timestamp.timestamp(), [*cells, summary(line)]))
     for agent in stage.agents:
         if agent.gone and trip.id in {taken.id for taken, _ in stage.taken_from(agent)}:
             kill = agent.process.returncode < 0
             mark, style = STATES["killed" if kill else "stopped"]
             how = "killed with -9" if kill else "stopped"
-            rows.append((agent.gone, ["", _named(stage, agent), (mark + how, style), "", ""]))
-    for asked in stage.asked:
-        if asked.key == key:
-            agent = next((agent for agent in stage.agents if agent.process.pid == asked.process), None)
-            told = "booked" if asked.booked else "known, not booked again"
-            rows.append((asked.at, ["", _named(stage, agent), ("→ agency", "yellow"), (asked.wish, "yellow"), told]))
+            rows.append((agent.gone, ["", _named(agent), (mark + how, style), "", ""]))
+    for request in stage.requests:
+        if request.key == key:
+            agent = next((agent for agent in stage.agents if agent.process.pid == request.process), None)
+            answer = "booked" if request.booked else "known, not booked again"
+            cells = ["", _named(agent), ("→ agency", "yellow"), (request.wish, "yellow"), answer]
+            rows.append((request.at, cells))
     rows.sort(key=lambda row: row[0])
     return columns, [[(f"{at - stage.began:.1f}", DIM), *cells] for at, cells in rows]
 
 
-def _named(stage: Stage, agent: Agent | None) -> Cell:
-    return "" if agent is None else (agent.name, _colour(stage, agent))
+def _named(agent: Agent | None) -> Cell:
+    return "" if agent is None else (agent.name, _colour(agent))

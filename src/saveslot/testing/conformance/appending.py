@@ -1,12 +1,12 @@
-"""What lands, what does not, and what a retry is told."""
+"""Appends: what lands, what is refused, and what a retry returns."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from saveslot.log import Entry, Group, Query, Row, Verdict
-from saveslot.model import Kind
+from msgspec.structs import replace
+
 from saveslot.testing.conformance.desk import (
     ALREADY,
     APPENDED,
@@ -20,44 +20,44 @@ from saveslot.testing.conformance.desk import (
     spots,
 )
 from saveslot.testing.pen import Pen
+from saveslot.values.kinds import Kind
+from saveslot.values.log import Entry, Group, Query, Row, Verdict
 
 
 class Appending(Suite):
     # Appending
 
     @on_a_desk
-    async def test_an_entry_comes_back_as_it_was_sent(self, desk: Desk) -> None:
-        """Every field of an entry is kept; the store adds only its time, the sign of life and the size."""
+    async def test_entries_returns_every_field_as_appended(self, desk: Desk) -> None:
+        """The store adds only the time, the sign of life and the size."""
         pen = await desk.create()
         sent = Entry(
             seq=2, append_id=b"A" * 16, kind=Kind.ROLLBACK, name="Näme 🌱", at=1_234_567_890_123_456, sign=True,
             fence=3, lease=b"L" * 16, data_seq=2, about_seq=1, recipe=b"\x00r\xff", digest=b"d" * 32,
-            note=b"\x00note", frame=b"\x00frame\xff",
+            note=b"\x00note", frame=b"\x00frame\xff", request=b"R" * 32, base=1,
         )  # fmt: skip
         await desk.land(pen, Group(pen.key, pen.prev, [sent]))
         (kept,) = await desk.log(pen, ranges=[(2, 2)])
         assert kept == Entry(
             seq=2, append_id=b"A" * 16, kind=Kind.ROLLBACK, name="Näme 🌱", at=1_234_567_890_123_456,
             alive=desk.clock(), fence=3, lease=b"L" * 16, data_seq=2, about_seq=1, recipe=b"\x00r\xff",
-            digest=b"d" * 32, note=b"\x00note", frame=b"\x00frame\xff", size=12,
+            digest=b"d" * 32, note=b"\x00note", frame=b"\x00frame\xff", size=12, request=b"R" * 32, base=1,
         )  # fmt: skip
         assert isinstance(kept.kind, Kind)
 
     @on_a_desk
-    async def test_what_is_missing_stays_missing(self, desk: Desk) -> None:
-        """No frame, an empty frame, no note and an empty note are four things."""
+    async def test_none_and_empty_frames_and_notes_differ(self, desk: Desk) -> None:
+        """None and b"" are different values, for frames and for notes."""
         pen = await desk.create()
         for frame, note in [(None, None), (b"", None), (None, b""), (b"", b"")]:
             await desk.write(pen, frame=frame, note=note)
-        found = await desk.log(pen, ranges=[(2, 5)])
-        assert [(entry.frame, entry.note) for entry in found] == [(None, None), (b"", None), (None, b""), (b"", b"")]
-        assert [entry.size for entry in found] == [0, 0, 0, 0]
+        entries = await desk.log(pen, ranges=[(2, 5)])
+        assert [(entry.frame, entry.note) for entry in entries] == [(None, None), (b"", None), (None, b""), (b"", b"")]
+        assert [entry.size for entry in entries] == [0, 0, 0, 0]
 
     @on_a_desk
-    async def test_the_store_dates_what_carries_no_time(self, desk: Desk) -> None:
-        """An entry without a time gets the store's, one with an age that much less, one with a time keeps it; the
-        verdict tells which.
-        """
+    async def test_append_dates_entries_without_a_time(self, desk: Desk) -> None:
+        """No time: the store's. A negative time: that much before the store's. A time: kept. The verdict returns it."""
         pen = await desk.create()
         group = pen.group(3)
         group.entries[1].at, group.entries[2].at = 77, -88
@@ -68,11 +68,11 @@ class Appending(Suite):
         assert (again.outcome, again.times) == (ALREADY, verdict.times)
 
     @on_a_desk
-    async def test_a_session_begins_as_its_row_says(self, desk: Desk) -> None:
-        """The row given at creation is what heads and find show, by key and by id, through any handle."""
-        made: dict[str, Any] = {"agent_type": "researcher", "user_id": "u-1", "state": "paused", "body": b"\x00body"}
-        pen = await desk.create("s-1", **made, created_at=5, heartbeat=6, labels={"a": "1"})
-        expected = Row(pen.key, desk.namespace, "s-1", **made, created_at=5, heartbeat=6, labels={"a": "1"})
+    async def test_create_stores_the_given_row(self, desk: Desk) -> None:
+        """`heads` and `find` return the row given at creation, by key and by id, through any handle."""
+        values: dict[str, Any] = {"agent_type": "researcher", "user_id": "u-1", "state": "paused", "body": b"\x00body"}
+        pen = await desk.create("s-1", **values, created_at=5, heartbeat=6, labels={"a": "1"})
+        expected = Row(pen.key, desk.namespace, "s-1", **values, created_at=5, heartbeat=6, labels={"a": "1"})
         expected.now = desk.clock()
         by_key, by_id = await desk.other.heads([pen.key, (desk.namespace, "s-1")])
         assert by_key is not None
@@ -82,16 +82,16 @@ class Appending(Suite):
         assert await desk.other.find(Query(namespace=desk.namespace)) == [expected]
 
     @on_a_desk
-    async def test_a_row_without_times_gets_the_stores(self, desk: Desk) -> None:
-        """created_at and heartbeat come from the store's clock when not given, and the verdict tells the heartbeat."""
+    async def test_create_dates_a_row_without_times(self, desk: Desk) -> None:
+        """created_at and heartbeat default to the store's clock; the verdict returns the heartbeat."""
         pen = Pen(desk.namespace, "a")
         verdict = await desk.land(pen, pen.begin())
         row = (await desk.head(pen)).row
         assert (row.created_at, row.heartbeat, verdict.heartbeat) == (desk.clock(), desk.clock(), desk.clock())
 
     @on_a_desk
-    async def test_many_entries_one_after_another(self, desk: Desk) -> None:
-        """Writers that hand the session over to each other fill the numbers without a gap, each seeing the other's."""
+    async def test_two_handles_append_in_turns_without_a_gap(self, desk: Desk) -> None:
+        """Each handle sees the other's entries at once."""
         pen = await desk.create()
         sent: list[Entry] = []
         for turn in range(20):
@@ -101,14 +101,14 @@ class Appending(Suite):
             (head,) = await (desk.store if turn % 2 else desk.other).heads([pen.key])
             assert head is not None
             assert (head.last.seq, head.last.append_id) == (pen.seq, pen.prev)
-        found = (await desk.log(pen))[1:]
-        assert spots(found) == spots(sent)
-        assert [entry.frame for entry in found] == [entry.frame for entry in sent]
-        assert [entry.seq for entry in found] == list(range(2, len(sent) + 2))
+        entries = (await desk.log(pen))[1:]
+        assert spots(entries) == spots(sent)
+        assert [entry.frame for entry in entries] == [entry.frame for entry in sent]
+        assert [entry.seq for entry in entries] == list(range(2, len(sent) + 2))
 
     @on_a_desk
-    async def test_the_second_writer_of_an_entry_is_told(self, desk: Desk) -> None:
-        """Of two that have seen the same entry one lands; the other is told of a conflict and the newest entry."""
+    async def test_second_append_of_a_seq_conflicts(self, desk: Desk) -> None:
+        """Of two writers that saw the same head one lands; the other gets CONFLICT and the newest entry."""
         mine = await desk.create()
         theirs = mine.copy()
         await desk.land(mine, mine.group(2))
@@ -121,8 +121,8 @@ class Appending(Suite):
         assert len(await desk.log(mine)) == 3
 
     @on_a_desk
-    async def test_racing_writers_of_one_session(self, desk: Desk) -> None:
-        """Many writers of the same entry at once through two handles: one lands, and its bytes are what is kept."""
+    async def test_one_of_many_racing_appends_lands(self, desk: Desk) -> None:
+        """Eight writers of the same seq through two handles: one lands, and its bytes are stored."""
         pen = await desk.create()
         for _ in range(10):
             groups = [pen.group(2) for _ in range(8)]
@@ -134,8 +134,8 @@ class Appending(Suite):
             pen.saw(winners[0])
 
     @on_a_desk
-    async def test_an_entry_must_follow_what_is_there(self, desk: Desk) -> None:
-        """The right number is not enough: if the entry before carries another id, nothing lands: history was lost."""
+    async def test_append_after_another_prev_is_lost(self, desk: Desk) -> None:
+        """The right seq is not enough: if the entry before has another append id, nothing lands: history was lost."""
         pen = await desk.create(count=3)
         group = pen.group(2)
         group.prev = b"never written"[:13].ljust(16, b"\x00")
@@ -147,8 +147,8 @@ class Appending(Suite):
         await desk.write(pen)
 
     @on_a_desk
-    async def test_an_entry_ahead_of_the_log_is_lost(self, desk: Desk) -> None:
-        """Who has seen an entry that is not there is told that the database went back, never given a gap."""
+    async def test_append_ahead_of_the_log_is_lost(self, desk: Desk) -> None:
+        """A writer that saw an entry that is not there learns that the database went back; no gap appears."""
         pen = await desk.create()
         ahead = pen.copy()
         ahead.saw(ahead.group(3))
@@ -156,8 +156,8 @@ class Appending(Suite):
         assert [entry.seq for entry in await desk.log(pen)] == [1]
 
     @on_a_desk
-    async def test_an_unknown_session_is_missing(self, desk: Desk) -> None:
-        """Appending to a key that nobody created says missing, with no head, and creates nothing."""
+    async def test_append_to_an_unknown_key_is_missing(self, desk: Desk) -> None:
+        """The verdict has no head, and nothing is created."""
         pen = Pen(desk.namespace, "a", seq=4, prev=b"p" * 16)
         verdict = await desk.send(pen.group())
         assert verdict == Verdict(MISSING)
@@ -165,8 +165,8 @@ class Appending(Suite):
         assert await desk.log(pen) == []
 
     @on_a_desk
-    async def test_a_dead_owners_pipelined_entries_never_land(self, desk: Desk) -> None:
-        """Entries sent ahead of their answers never land on top of another's, even where their number is free."""
+    async def test_a_former_owners_pipelined_entries_never_land(self, desk: Desk) -> None:
+        """Entries sent before the last answer never follow another writer's entry, even if their seq is free."""
         mine = await desk.create(count=3)
         dead = mine.copy()
         pipeline: list[Group] = []
@@ -184,7 +184,7 @@ class Appending(Suite):
 
     @on_a_desk
     async def test_pipelined_entries_land_in_order(self, desk: Desk) -> None:
-        """A writer that does not wait for answers gets all of its entries in, in order."""
+        """A writer that does not wait for verdicts still lands all its entries, in order."""
         pen = await desk.create()
         groups: list[Group] = []
         for _ in range(30):
@@ -196,7 +196,7 @@ class Appending(Suite):
 
     @on_a_desk
     async def test_a_group_is_all_or_none(self, desk: Desk) -> None:
-        """Of a group that cannot land nothing lands: no entry, no state, no body, no labels, no heartbeat, no event."""
+        """A refused group changes nothing: no entry, state, body, labels, heartbeat or event."""
         pen = await desk.create(body=b"before", labels={"kept": "yes"})
         stale = pen.copy()
         await desk.write(pen)
@@ -211,8 +211,8 @@ class Appending(Suite):
         assert await desk.other.events(desk.namespace, cursor) == ([], cursor)
 
     @on_a_desk
-    async def test_a_group_changes_the_row_with_its_entries(self, desk: Desk) -> None:
-        """State, body, labels and heartbeat change with the group that says so; what it does not name stays."""
+    async def test_append_changes_the_row_with_its_entries(self, desk: Desk) -> None:
+        """State, body, labels and heartbeat change if the group names them; the others stay."""
         pen = await desk.create(body=b"1", labels={"a": "1"})
         steps: list[tuple[dict[str, Any], tuple[str, bytes, dict[str, str]]]] = [
             ({"state": "paused"}, ("paused", b"1", {"a": "1"})),
@@ -227,13 +227,13 @@ class Appending(Suite):
                 await desk.write(pen, 2, kind, whole=change)
                 row = (await desk.head(pen)).row
                 assert (row.state, row.body, row.labels) == expected
-                (found,) = await desk.other.find(Query(namespace=desk.namespace))
-                assert found == row
+                (session,) = await desk.other.find(Query(namespace=desk.namespace))
+                assert session == row
             steps.insert(0, ({"state": "paused", "body": b"1", "labels": {"a": "1"}}, ("paused", b"1", {"a": "1"})))
 
     @on_a_desk
-    async def test_the_callers_values_stay_its_own(self, desk: Desk) -> None:
-        """What a caller changes in its values after the append, or in what it was given, never reaches the store."""
+    async def test_the_store_shares_no_value_with_its_caller(self, desk: Desk) -> None:
+        """Changing a value after appending or reading it does not change the store."""
         labels = {"a": "1"}
         pen = Pen(desk.namespace, "a")
         group = pen.begin(labels=labels)
@@ -250,8 +250,8 @@ class Appending(Suite):
         assert kept.frame != b"changed"
 
     @on_a_desk
-    async def test_one_bad_group_harms_no_other(self, desk: Desk) -> None:
-        """In one call each group gets its own verdict, in its place, and the good ones land."""
+    async def test_each_group_of_a_call_has_its_own_verdict(self, desk: Desk) -> None:
+        """Verdicts come in the order of the groups; groups beside a refused one land."""
         good, stale, gone = [await desk.create(name) for name in "abc"]
         old = stale.copy()
         await desk.write(stale)
@@ -271,8 +271,8 @@ class Appending(Suite):
         assert lengths == [3, 3, 2, 0, 3, 1, 0]
 
     @on_a_desk
-    async def test_one_bad_call_harms_no_other(self, desk: Desk) -> None:
-        """Calls made at once share a transaction, never a fate."""
+    async def test_concurrent_calls_have_their_own_verdicts(self, desk: Desk) -> None:
+        """Calls that share a transaction are judged apart."""
         pens = [await desk.create(f"s{n}") for n in range(12)]
         groups = [pen.group(2) for pen in pens]
         for group in groups[::3]:
@@ -284,8 +284,8 @@ class Appending(Suite):
     # Retries
 
     @on_a_desk
-    async def test_a_retry_is_already_there(self, desk: Desk) -> None:
-        """A group sent again lands once and is told the times of its first landing, also after more entries came."""
+    async def test_a_retried_group_is_already_stored(self, desk: Desk) -> None:
+        """A group sent again gets ALREADY and the times of its first landing, also after later entries."""
         pen = await desk.create()
         group = pen.group(3, whole={"heartbeat": True})
         first = await desk.land(pen, group)
@@ -297,8 +297,20 @@ class Appending(Suite):
         assert [entry.seq for entry in await desk.log(pen)] == list(range(1, 9))
 
     @on_a_desk
-    async def test_a_retry_in_the_same_call_is_already_there(self, desk: Desk) -> None:
-        """The same group twice at once, in one call or in two, lands once."""
+    async def test_a_longer_retry_adds_nothing(self, desk: Desk) -> None:
+        """A group that begins with a stored entry gets ALREADY and the times of the entries that are stored."""
+        pen = Pen(desk.namespace, "a")
+        for begin in (pen.begin, pen.group):
+            group = begin(3)
+            shorter = replace(group, entries=group.entries[:1])
+            first = await desk.land(pen, shorter)
+            again = await desk.send(group, on=desk.other)
+            assert (again.outcome, again.times) == (ALREADY, first.times)
+        assert len(await desk.log(pen)) == 2
+
+    @on_a_desk
+    async def test_a_group_sent_twice_at_once_lands_once(self, desk: Desk) -> None:
+        """In one call or in two."""
         pen = await desk.create()
         group = pen.group(2)
         both = await desk.store.append([group, group])
@@ -310,8 +322,8 @@ class Appending(Suite):
         assert len(await desk.log(pen)) == 5
 
     @on_a_desk
-    async def test_a_retried_creation_is_already_there(self, desk: Desk) -> None:
-        """Creating with the same entry again is a retry, also after more entries came or the session was deleted."""
+    async def test_a_retried_creation_is_already_stored(self, desk: Desk) -> None:
+        """Also after later entries, and after the session was deleted."""
         pen = Pen(desk.namespace, "a")
         group = pen.begin(2)
         first = await desk.land(pen, group)
@@ -326,8 +338,8 @@ class Appending(Suite):
         assert await desk.other.heads([(desk.namespace, "a")]) == [None]
 
     @on_a_desk
-    async def test_a_retried_deletion_is_already_there(self, desk: Desk) -> None:
-        """Deleting with the same entry again is a retry; with another one the session is missing."""
+    async def test_a_retried_deletion_is_already_stored(self, desk: Desk) -> None:
+        """The same tombstone again gets ALREADY; another one gets MISSING."""
         pen = await desk.create()
         late = pen.copy()
         group = await desk.delete(pen)
@@ -338,8 +350,8 @@ class Appending(Suite):
         assert await desk.other.heads([(desk.namespace, "a")]) != [None]
 
     @on_a_desk
-    async def test_a_retry_of_a_deleted_session_is_already_there(self, desk: Desk) -> None:
-        """What landed before the session was deleted had landed: a retry learns that, and stays without effect."""
+    async def test_a_retry_after_deletion_is_already_stored(self, desk: Desk) -> None:
+        """A group that landed before the deletion gets ALREADY, without effect."""
         pen = await desk.create()
         group = pen.group()
         await desk.land(pen, group)
@@ -348,20 +360,23 @@ class Appending(Suite):
         assert len(await desk.log(pen)) == 3
 
     @on_a_desk
-    async def test_cancelling_abandons_the_answer_never_the_write(self, desk: Desk) -> None:
-        """A cancelled append lands all the same, once; its retry is already there."""
+    async def test_a_cancelled_append_still_lands(self, desk: Desk) -> None:
+        """It lands once; its retry gets ALREADY."""
         pen = await desk.create()
         _, cursor = await desk.store.events(desk.namespace, None)
         for _ in range(5):
+            before = pen.group(1)  # a store that links entries need not read what the next group follows
+            assert (await desk.send(before)).outcome is APPENDED
+            pen.saw(before)
             group = pen.group(2)
             call = asyncio.create_task(desk.send(group))
             await asyncio.sleep(0)  # the call has begun
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
             seen = 0
-            while seen < 2:
+            while seen < 3:
                 events, cursor = await desk.other.events(desk.namespace, cursor, wait=PATIENCE)
                 seen += len(events)
             assert (await desk.send(group)).outcome is ALREADY
             pen.saw(group)
-        assert [entry.seq for entry in await desk.log(pen)] == list(range(1, 12))
+        assert [entry.seq for entry in await desk.log(pen)] == list(range(1, 17))

@@ -1,4 +1,4 @@
-"""What the tests of every topic share: two handles on one store, a clock that they turn, and shorthand."""
+"""What the tests of every topic share: two handles on one store, a clock that tests set, and shorthand."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from os import urandom
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
-from saveslot.ids import fresh_id
-from saveslot.log import Entry, Group, Head, Outcome, Query, Verdict, Worker
-from saveslot.model import Kind
 from saveslot.stores import Store
 from saveslot.testing.pen import SECOND, Clock, Pen
+from saveslot.values.ids import fresh_id
+from saveslot.values.kinds import Kind
+from saveslot.values.log import Entry, Group, Head, Outcome, Query, Verdict, Wanted, Worker, checked
 
 APPENDED, ALREADY, CONFLICT = Outcome.APPENDED, Outcome.ALREADY, Outcome.CONFLICT
-FENCED, MISSING, LOST = Outcome.FENCED, Outcome.MISSING, Outcome.LOST
+FENCED, MISSING, LOST, SKIPPED = Outcome.FENCED, Outcome.MISSING, Outcome.LOST, Outcome.SKIPPED
 # Nothing here takes as long; a test that hangs is a test that fails.
 PATIENCE = 60
 # What one beat of a worker is good for.
@@ -41,7 +41,7 @@ class Desk:
         return pen
 
     async def send(self, group: Group, on: Store | None = None) -> Verdict:
-        (verdict,) = await (on or self.store).append([group])
+        (verdict,) = await (on or self.store).append([checked(group)])
         return verdict
 
     async def write(self, pen: Pen, count: int = 1, kind: Kind = Kind.CHECKPOINT, **of: Any) -> Verdict:
@@ -59,7 +59,7 @@ class Desk:
         return group
 
     async def worker(self, name: str = "w", ttl: int = TTL, on: Store | None = None) -> Worker:
-        """One that has just said for the first time that it lives."""
+        """A worker that has just sent its first beat."""
         worker = Worker(urandom(16), name, ttl, first=True)
         assert await (on or self.store).beat((), worker) == [self.clock()]
         worker.first = False
@@ -77,7 +77,7 @@ class Desk:
         return pen
 
     async def log(self, pen: Pen, **how: Any) -> list[Entry]:
-        return await self.other.entries(pen.key, **how)
+        return await self.other.entries(pen.key, Wanted(**how))
 
     async def head(self, pen: Pen) -> Head:
         (head,) = await self.other.heads([pen.key])

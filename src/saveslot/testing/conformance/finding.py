@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from saveslot.ids import fresh_key
-from saveslot.log import Query, Row
-from saveslot.model import Kind
 from saveslot.testing.conformance.desk import Desk, Suite, on_a_desk
 from saveslot.testing.pen import SECOND, Pen
+from saveslot.values.ids import fresh_key
+from saveslot.values.kinds import Kind
+from saveslot.values.log import Query, Row
 
 
 class Finding(Suite):
@@ -16,14 +16,14 @@ class Finding(Suite):
 
     @on_a_desk
     async def test_find_takes_every_filter(self, desk: Desk) -> None:
-        """Each filter alone and all together give the sessions that match, newest first."""
-        made: list[dict[str, Any]] = [
+        """Each filter alone and all combined return the matching sessions, newest first."""
+        items: list[dict[str, Any]] = [
             {"agent_type": "coder", "user_id": "u1", "state": "active", "labels": {"team": "Red", "x": "1"}},
             {"agent_type": "coder", "user_id": "u2", "state": "paused", "labels": {"team": "blue"}},
             {"agent_type": "Tester", "user_id": "u1", "state": "completed", "labels": {}},
             {"agent_type": "", "user_id": "", "state": "failed", "labels": {"team": "Red"}},
         ]
-        for n, row in enumerate(made):
+        for n, row in enumerate(items):
             await desk.create(f"{'Job' if n % 2 else 'job'}-{n}", created_at=10 + n, **row)
         cases: list[tuple[dict[str, Any], str]] = [
             ({}, "3210"),
@@ -59,19 +59,19 @@ class Finding(Suite):
             assert sum(counts.agent_types.values()) == len(expected), query
 
     @on_a_desk
-    async def test_only_ascii_letters_lose_their_case(self, desk: Desk) -> None:
-        """Searching text ignores the case of ASCII letters, and of no others, in every store alike."""
+    async def test_text_search_ignores_ascii_case_only(self, desk: Desk) -> None:
+        """Text search ignores the case of ASCII letters and of no others."""
         await desk.create("STRASSE Ä")
         assert await desk.ids(text="strasse") == ["STRASSE Ä"]
         assert await desk.ids(text="Ä") == ["STRASSE Ä"]
         assert await desk.ids(text="ä") == []
 
     @on_a_desk
-    async def test_text_is_taken_as_it_is(self, desk: Desk) -> None:
-        """A searched text has no pattern in it, and is found within one name or label value, never across two."""
+    async def test_text_search_has_no_patterns(self, desk: Desk) -> None:
+        """The text is matched literally, within one name or label value, never across two."""
         await desk.create("one", agent_type="50%_x", labels={"a": 'say "hi"', "b": "back\\slash", "c": "x, y [z]"})
         await desk.create("two", agent_type="50 percent", user_id="anna maria", labels={"a": "b", "c": "d"})
-        found = {
+        result = {
             "50%": ["one"],
             "0%_": ["one"],
             "%": ["one"],
@@ -90,12 +90,12 @@ class Finding(Suite):
             "onetwo": [],
             "two50": [],
         }
-        for text, names in found.items():
+        for text, names in result.items():
             assert sorted(await desk.ids(text=text)) == sorted(names), text
 
     @on_a_desk
-    async def test_labels_are_found_as_they_are_now(self, desk: Desk) -> None:
-        """Other labels, other lists: a session is found by what it is labelled now, in order, and not once deleted."""
+    async def test_find_uses_the_present_labels(self, desk: Desk) -> None:
+        """A session is found by its present labels, in order, and not after its deletion."""
         pens = [await desk.create(name, created_at=10 + n, labels={"team": "red"}) for n, name in enumerate("abcd")]
         await desk.write(pens[1], 1, Kind.UPDATED, whole={"body": b"", "labels": {"team": "blue", "x": "1"}})
         await desk.delete(pens[2])
@@ -114,8 +114,8 @@ class Finding(Suite):
         assert [row.session_id for row in page] == ["a"]
 
     @on_a_desk
-    async def test_pages_follow_their_place_while_others_insert(self, desk: Desk) -> None:
-        """Pages behind a place show every session that was there exactly once, whatever is created or deleted."""
+    async def test_pages_neither_skip_nor_repeat_while_others_write(self, desk: Desk) -> None:
+        """Pages after a place return each session that existed exactly once, while others are created and deleted."""
         names = [f"s{n:02}" for n in range(25)]
         pens = {name: await desk.create(name, created_at=100 + n // 4) for n, name in enumerate(names)}
         seen: list[Row] = []
@@ -133,8 +133,28 @@ class Finding(Suite):
         assert places == sorted(places, reverse=True)
 
     @on_a_desk
-    async def test_stale_pages_run_by_heartbeat(self, desk: Desk) -> None:
-        """Pages of the stale begin with the longest silent and go on behind (heartbeat, key), past busy sessions."""
+    async def test_changed_pages_are_ordered_by_the_newest_entry(self, desk: Desk) -> None:
+        """By the displayed time of the newest entry, pins and retention marks aside, then by key; newest first."""
+        pens = [await desk.create(f"s{n:02}", created_at=100 - n) for n in range(9)]
+        for n, pen in enumerate(pens):
+            await desk.write(pen, 1, at=1000 + n // 3)
+        for kind in (Kind.MARKED, Kind.PINNED, Kind.UNPINNED):
+            await desk.write(pens[0], 1, kind, at=5000)
+        await desk.write(pens[1], 1, Kind.PAUSED, at=4000)
+        await desk.write(pens[2], 1, Kind.STEP_FINISHED, at=3000)
+        times = {pen.session_id: 1000 + n // 3 for n, pen in enumerate(pens)} | {"s01": 4000, "s02": 3000}
+        query = Query(namespace=desk.namespace, changed=True)
+        seen: list[Row] = []
+        while page := await desk.other.find(query, (seen[-1].changed_at, seen[-1].key) if seen else None, limit=2):
+            seen += page
+        assert {row.session_id: row.changed_at for row in seen} == times
+        places = [(row.changed_at, row.key) for row in seen]
+        assert places == sorted(places, reverse=True)
+        assert sum((await desk.other.count(query)).states.values()) == len(pens)
+
+    @on_a_desk
+    async def test_stale_pages_are_ordered_by_heartbeat(self, desk: Desk) -> None:
+        """Stale pages start with the oldest heartbeat and continue after (heartbeat, key), past busy sessions."""
         start = desk.clock()
         pens = [await desk.create(f"s{n:02}", heartbeat=start - (n // 3) * SECOND) for n in range(14)]
         busy = pens[::4]
@@ -152,8 +172,8 @@ class Finding(Suite):
         assert sum((await desk.other.count(query)).states.values()) == len(silent)
 
     @on_a_desk
-    async def test_ended_and_deleted_ones_are_found_by_their_age(self, desk: Desk) -> None:
-        """By the entry that ended a session and by its row, whichever is later; deleted ones only when asked for."""
+    async def test_find_ended_and_deleted_sessions_by_age(self, desk: Desk) -> None:
+        """It ended with its last ending entry or its row, whichever is later; deleted ones need `deleted_for`."""
         pens = {name: await desk.create(name, count=2) for name in ("done", "failed", "beaten", "working", "gone")}
         for name, kind in (("done", Kind.COMPLETED), ("failed", Kind.FAILED), ("beaten", Kind.COMPLETED)):
             await desk.write(pens[name], 1, kind, note=b"12", whole={"state": kind.label})
@@ -161,7 +181,7 @@ class Finding(Suite):
         ended_at = desk.clock()
         desk.clock.jump(100)
         await desk.write(pens["beaten"], 1, Kind.UPDATED, whole={"heartbeat": True})
-        await desk.write(pens["failed"])  # what came behind the end does not make it younger
+        await desk.write(pens["failed"])  # an entry after the end does not make it younger
         age: dict[str, Any] = {"ended_for": 100 * SECOND}
         assert sorted(await desk.ids(**age)) == ["done", "failed"]
         assert await desk.ids(**age, state="completed") == ["done"]
@@ -180,8 +200,8 @@ class Finding(Suite):
         assert await desk.ids(deleted_for=100 * SECOND + 1) == []
 
     @on_a_desk
-    async def test_counts_add_up(self, desk: Desk) -> None:
-        """Sessions are counted by state and by agent type, entries and bytes over the whole store."""
+    async def test_count_by_state_and_agent_type(self, desk: Desk) -> None:
+        """Sessions are counted by state and agent type; entries and bytes over the whole store."""
         before = await desk.other.count(Query(namespace=desk.namespace))
         assert (before.states, before.agent_types) == ({}, {})
         pens = [await desk.create(name, agent_type="coder" if name == "a" else "") for name in "abc"]
@@ -193,33 +213,11 @@ class Finding(Suite):
         assert after.entries - before.entries == 6
         assert after.stored_bytes > 0
 
-    @on_a_desk
-    async def test_a_sample_holds_the_newest_logs(self, desk: Desk) -> None:
-        """The entries of the newest sessions, each log in order and without what it holds, and how the failed ended."""
-        pens = [await desk.create(f"s{n}", created_at=10 + n) for n in range(4)]
-        for pen in pens[:3]:
-            await desk.write(pen, 2, name="step", note=b"note")
-        await desk.write(pens[2], 1, Kind.FAILED, note=b"why", whole={"state": "failed"})
-        await desk.delete(pens[3])
-        counts = await desk.other.count(Query(namespace=desk.namespace), 2)
-        sample = counts.sample
-        assert sample is not None
-        assert sample.sessions == {pens[2].key: ("failed", 12), pens[1].key: ("active", 11)}
-        logs = {pen.key: await desk.log(pen, frames=False) for pen in (pens[2], pens[1])}
-        expected = [(key, e.seq, e.kind, e.name, e.at, e.size) for key, log in logs.items() for e in log]
-        assert [tuple(entry) for entry in sample.entries] == expected
-        assert [(key, entry.note) for key, entry in sample.failures] == [(pens[2].key, b"why")]
-        assert counts.states == {"active": 2, "failed": 1}
-        short = (await desk.other.count(Query(namespace=desk.namespace, state="active"), 1)).sample
-        assert short is not None
-        assert list(short.sessions) == [pens[1].key]
-        assert (await desk.other.count(Query(namespace=desk.namespace))).sample is None
-
     # Reading entries
 
     @on_a_desk
-    async def test_entries_are_chosen(self, desk: Desk) -> None:
-        """Ranges, kinds, a name and the newest n combine; entries come in the order of their seqs."""
+    async def test_entries_filters_combine(self, desk: Desk) -> None:
+        """Ranges, kinds, a name and the newest n combine; entries are ordered by seq."""
         pen = await desk.create()
         for n in range(2, 11):
             kind = Kind.PAUSED if n % 3 == 0 else Kind.CHECKPOINT
@@ -249,8 +247,8 @@ class Finding(Suite):
         assert await desk.store.entries(fresh_key()) == []
 
     @on_a_desk
-    async def test_entries_without_frames_tell_their_size(self, desk: Desk) -> None:
-        """Without frames everything else is there, the note and the size too."""
+    async def test_entries_without_frames_keep_their_size(self, desk: Desk) -> None:
+        """Without frames every other field is returned, including note and size."""
         pen = await desk.create()
         await desk.write(pen, frame=b"12345", note=b"123")
         await desk.write(pen, frame=None, note=None)

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from saveslot.errors import InvalidInput, Unavailable
-from saveslot.ids import fresh_key
-from saveslot.log import Query, Verdict
 from saveslot.testing.conformance.desk import ALREADY, MISSING, PATIENCE, Desk, Suite, on_a_desk
+from saveslot.values.ids import fresh_key
+from saveslot.values.log import Query, Verdict
 
 
 class Keeping(Suite):
     # Emptying and purging
 
     @on_a_desk
-    async def test_emptying_keeps_the_rows(self, desk: Desk) -> None:
-        """An emptied entry loses its frame and nothing else: numbers, ids, notes stay, appends and retries go on."""
+    async def test_empty_drops_frames_only(self, desk: Desk) -> None:
+        """An emptied entry keeps its seq, append id and note; appends and retries still work."""
         pen = await desk.create()
         landed = pen.group(3, note=b"note")
         await desk.land(pen, landed)
@@ -39,16 +39,16 @@ class Keeping(Suite):
         assert await desk.store.empty(pen.key, []) == 0
 
     @on_a_desk
-    async def test_emptying_touches_one_session(self, desk: Desk) -> None:
-        """The same numbers of another session keep their frames."""
+    async def test_empty_changes_one_session_only(self, desk: Desk) -> None:
+        """The same seqs of another session keep their frames."""
         one, two = await desk.create("a", count=3), await desk.create("b", count=3)
         await desk.store.empty(one.key, [1, 2, 3])
         assert [entry.frame for entry in await desk.log(one)] == [None] * 3
         assert None not in [entry.frame for entry in await desk.log(two)]
 
     @on_a_desk
-    async def test_notes_are_emptied_to_their_seals(self, desk: Desk) -> None:
-        """With `notes` an entry keeps 16 bytes of its note; a second time there is nothing left to empty."""
+    async def test_empty_with_notes_keeps_their_checksums(self, desk: Desk) -> None:
+        """With `notes` an entry keeps the first 16 bytes of its note; emptying it again changes nothing."""
         if not self.erases:
             with pytest.raises(InvalidInput):
                 await desk.store.empty(fresh_key(), (), notes=True)
@@ -68,19 +68,19 @@ class Keeping(Suite):
 
     @on_a_desk
     async def test_a_body_is_replaced_if_it_is_still_the_same(self, desk: Desk) -> None:
-        """No entry is written, so whoever writes next collides with nothing; a body that changed is left alone."""
+        """No entry is written, so the next append does not conflict; a body that changed is left alone."""
         if not self.erases:
             with pytest.raises(InvalidInput):
-                await desk.store.empty(fresh_key(), (), body=(b"", b""))
+                await desk.store.swap(fresh_key(), b"", b"")
             return
         pen = await desk.create()
         [head] = await desk.store.heads([pen.key])
         assert head is not None
         before = head.row.body
-        assert await desk.store.empty(pen.key, (), body=(before + b"!", b"new")) == 0
-        assert await desk.store.empty(pen.key, (), body=(before, b"new")) == 1
-        assert await desk.other.empty(pen.key, (), body=(before, b"newer")) == 0
-        assert await desk.store.empty(fresh_key(), (), body=(before, b"new")) == 0
+        assert not await desk.store.swap(pen.key, before + b"!", b"new")
+        assert await desk.store.swap(pen.key, before, b"new")
+        assert not await desk.other.swap(pen.key, before, b"newer")
+        assert not await desk.store.swap(fresh_key(), before, b"new")
         [after] = await desk.other.heads([pen.key])
         assert after is not None
         head.row.body = b"new"
@@ -88,26 +88,27 @@ class Keeping(Suite):
         await desk.write(pen)
 
     @on_a_desk
-    async def test_an_erased_row_names_nobody(self, desk: Desk) -> None:
-        """Only a deleted session's body can become nothing; its user and labels go with it, its id stays."""
+    async def test_an_erased_row_has_no_user_and_labels(self, desk: Desk) -> None:
+        """Only a deleted session's body can become b""; its user and labels go with it, its id stays."""
         if not self.erases:
             return
         row: dict[str, Any] = {"agent_type": "tutor", "user_id": "anna", "body": b"secret", "labels": {"env": "prod"}}
         pen = await desk.create("s", **row)
-        assert await desk.store.empty(pen.key, (), body=(b"secret", b"")) == 0
+        assert not await desk.store.swap(pen.key, b"secret", b"")
         await desk.delete(pen)
         everyone = Query(namespace=desk.namespace, deleted_for=0)
-        [found] = await desk.other.find(everyone)
-        assert (found.body, found.user_id, found.labels) == (b"secret", "anna", {"env": "prod"})
-        assert await desk.store.empty(pen.key, (), body=(b"secret", b"")) == 1
-        [found] = await desk.other.find(everyone)
-        assert (found.session_id, found.agent_type) == ("s", "tutor")
-        assert (found.body, found.user_id, found.labels) == (b"", "", {})
+        [session] = await desk.other.find(everyone)
+        assert (session.body, session.user_id, session.labels) == (b"secret", "anna", {"env": "prod"})
+        assert await desk.store.swap(pen.key, b"secret", b"")
+        await desk.store.scrub()
+        [session] = await desk.other.find(everyone)
+        assert (session.session_id, session.agent_type) == ("s", "tutor")
+        assert (session.body, session.user_id, session.labels) == (b"", "", {})
         assert await desk.store.find(Query(namespace=desk.namespace)) == []
 
     @on_a_desk
-    async def test_only_the_deleted_are_purged(self, desk: Desk) -> None:
-        """A purge removes every row of a deleted session and leaves a living one alone."""
+    async def test_purge_removes_deleted_sessions_only(self, desk: Desk) -> None:
+        """All rows of a deleted session go; a session that is not deleted stays."""
         living, dead = await desk.create("a", count=3), await desk.create("b", count=3)
         await desk.delete(dead)
         before = await desk.store.count(Query(namespace=desk.namespace))
@@ -122,8 +123,8 @@ class Keeping(Suite):
         await desk.create("b")
 
     @on_a_desk
-    async def test_what_was_seen_is_purged(self, desk: Desk) -> None:
-        """Told the newest entry, a purge takes a session that still ends there, living or not, and no other."""
+    async def test_purge_with_seen_removes_unchanged_sessions_only(self, desk: Desk) -> None:
+        """A session is removed if its newest entry is still the one in `seen`, deleted or not."""
         labels = {"env": "prod"}
         ended = await desk.create("a", count=3, labels=labels)
         moved, dead, kept = await desk.create("b", count=2), await desk.create("c"), await desk.create("d")
@@ -147,8 +148,8 @@ class Keeping(Suite):
     # The end
 
     @on_a_desk
-    async def test_what_was_acknowledged_outlives_its_handle(self, desk: Desk) -> None:
-        """After the writing handle is closed everything is there for the other one."""
+    async def test_acknowledged_entries_survive_close(self, desk: Desk) -> None:
+        """After the writing handle is closed the other one reads every entry."""
         pen = await desk.create()
         writing = asyncio.gather(*(desk.create(f"s{n}") for n in range(20)))
         await writing
@@ -160,8 +161,8 @@ class Keeping(Suite):
         await desk.land(pen, pen.group(), on=desk.other)
 
     @on_a_desk
-    async def test_a_closed_store_says_so(self, desk: Desk) -> None:
-        """Every call on a closed store raises Unavailable; closing again is fine; who waits for events is let go."""
+    async def test_a_closed_store_raises_unavailable(self, desk: Desk) -> None:
+        """Every call raises; closing again does nothing; a waiting `events` call ends."""
         pen = await desk.create()
         store, query = desk.store, Query(namespace=desk.namespace)
         watching = asyncio.create_task(store.events(desk.namespace, None, wait=10 * PATIENCE))
@@ -179,6 +180,7 @@ class Keeping(Suite):
             lambda: store.beat([(pen.key, None)]),
             lambda: store.events(desk.namespace, None),
             lambda: store.empty(pen.key, [1]),
+            lambda: store.swap(pen.key, b"", b"new"),
             lambda: store.purge([pen.key]),
         ]
         for call in calls:
@@ -186,7 +188,7 @@ class Keeping(Suite):
                 await call()
 
     @on_a_desk
-    async def test_nothing_asked_nothing_done(self, desk: Desk) -> None:
-        """Empty lists of groups and refs are answered with empty lists."""
+    async def test_empty_lists_return_empty_lists(self, desk: Desk) -> None:
+        """Empty lists of groups and refs."""
         assert await desk.store.append([]) == []
         assert await desk.store.heads([]) == []

@@ -1,19 +1,19 @@
-"""Signs of life, and who is taken for dead without one."""
+"""Signs of life, and workers that count as dead without one."""
 
 from __future__ import annotations
 
-from saveslot.ids import fresh_key
-from saveslot.model import Kind
 from saveslot.testing.conformance.desk import ALREADY, APPENDED, CONFLICT, MISSING, Desk, Suite, on_a_desk, spots
 from saveslot.testing.pen import SECOND, Pen
+from saveslot.values.ids import fresh_key
+from saveslot.values.kinds import Kind
 
 
 class Living(Suite):
     # Signs of life
 
     @on_a_desk
-    async def test_only_signs_move_alive(self, desk: Desk) -> None:
-        """`alive` is carried from entry to entry and moved, by the store's clock, only by an entry that is a sign."""
+    async def test_only_entries_with_sign_move_alive(self, desk: Desk) -> None:
+        """Other entries carry `alive` on; an entry with `sign` sets it to the store's clock."""
         pen = await desk.create(heartbeat=11)
         expected = [11]
         for sign, kind in [
@@ -40,8 +40,8 @@ class Living(Suite):
         assert [entry.alive for entry in await desk.log(signed)] == [desk.clock()] * 2
 
     @on_a_desk
-    async def test_a_beat_moves_the_heartbeat_of_the_living(self, desk: Desk) -> None:
-        """A beat dates the row and is no entry; unknown, deleted and ended sessions answer 0 and stay as they are."""
+    async def test_beat_moves_the_heartbeat_of_active_sessions(self, desk: Desk) -> None:
+        """No entry is written; unknown, deleted and ended sessions return 0 and do not change."""
         names = ("active", "paused", "completed", "failed")
         pens = [await desk.create(name, state=name, heartbeat=1) for name in names]
         gone = await desk.create("gone", heartbeat=1)
@@ -55,8 +55,8 @@ class Living(Suite):
         assert await desk.store.beat([]) == []
 
     @on_a_desk
-    async def test_a_group_may_beat(self, desk: Desk) -> None:
-        """A group that says heartbeat dates the row and is told so; any other leaves it."""
+    async def test_append_with_heartbeat_moves_the_heartbeat(self, desk: Desk) -> None:
+        """The verdict returns the new heartbeat; other groups leave it."""
         pen = await desk.create(heartbeat=1)
         desk.clock.jump(5)
         assert (await desk.write(pen, sign=True)).heartbeat == 0
@@ -65,8 +65,8 @@ class Living(Suite):
         assert (await desk.head(pen)).row.heartbeat == desk.clock()
 
     @on_a_desk
-    async def test_only_stale_spares_the_living(self, desk: Desk) -> None:
-        """A group for the stale lands only if neither a heartbeat nor a sign came for so long; to the microsecond."""
+    async def test_only_stale_refuses_sessions_with_a_sign_of_life(self, desk: Desk) -> None:
+        """It lands only if no heartbeat and no sign came for that long, to the microsecond."""
         beaten, signed, silent = [await desk.create(name) for name in "abc"]
         desk.clock.jump(100)
         await desk.store.beat([(beaten.key, None)])
@@ -91,8 +91,8 @@ class Living(Suite):
         assert sorted(await desk.ids(state="failed")) == ["a", "b", "c"]
 
     @on_a_desk
-    async def test_many_stale_ones_end_each_for_itself(self, desk: Desk) -> None:
-        """Of many that are to fail in one call those that gave a sign of life, were written or deleted stay."""
+    async def test_only_stale_judges_each_group_of_a_call(self, desk: Desk) -> None:
+        """Sessions that gave a sign of life, were written to or were deleted are not failed with the others."""
         pens = {name: await desk.create(name, body=b"1", labels={"team": "red"}) for name in "abcdefghij"}
         desk.clock.go(100)
         fail = {"state": "failed", "body": b"2", "labels": {"team": "red"}, "only_stale": 50 * SECOND}

@@ -1,4 +1,4 @@
-"""Who holds a session, and who may take it."""
+"""Ownership: which worker holds a session, and which may take it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import Any
 
 import msgspec
 
-from saveslot.ids import fresh_key
-from saveslot.log import Group, Query, Row, Worker
-from saveslot.model import Kind
 from saveslot.stores import Store
 from saveslot.testing.conformance.desk import (
     ALREADY,
@@ -26,14 +23,17 @@ from saveslot.testing.conformance.desk import (
     spots,
 )
 from saveslot.testing.pen import SECOND
+from saveslot.values.ids import fresh_key
+from saveslot.values.kinds import Kind
+from saveslot.values.log import NO_WORKER, Group, Outcome, Query, Row, Worker
 
 
 class Owning(Suite):
     # Its lease
 
     @on_a_desk
-    async def test_taking_over_fences_the_former_owner(self, desk: Desk) -> None:
-        """A takeover is an entry with a new lease; the former owner's next entry is fenced and nothing of it lands."""
+    async def test_a_takeover_fences_the_former_owner(self, desk: Desk) -> None:
+        """A takeover is an entry with a new lease; the former owner's next group gets FENCED and does not land."""
         first = await desk.create()
         await desk.land(first, first.take_over())
         await desk.write(first)
@@ -50,8 +50,8 @@ class Owning(Suite):
         assert [entry.seq for entry in await desk.log(second)] == [1, 2, 3, 4, 5]
 
     @on_a_desk
-    async def test_another_lease_of_the_same_number_is_fenced(self, desk: Desk) -> None:
-        """After a failover two leases may carry the same number; the random id tells them apart."""
+    async def test_another_lease_with_the_same_fence_is_fenced(self, desk: Desk) -> None:
+        """After a failover two leases may have the same fence; their random ids differ."""
         first = await desk.create()
         second = first.copy()
         await desk.land(first, first.take_over())
@@ -60,16 +60,16 @@ class Owning(Suite):
         assert verdict.outcome is FENCED
 
     @on_a_desk
-    async def test_an_owner_whose_taking_was_lost_is_told_so(self, desk: Desk) -> None:
-        """A store that has not seen the owner's fence went back in time: nobody else has the session."""
+    async def test_an_owner_ahead_of_the_row_is_lost(self, desk: Desk) -> None:
+        """A row whose fence is lower than the owner's went back in time: the owner gets LOST, not FENCED."""
         pen = await desk.create()
         owner = pen.copy()
         owner.saw(owner.take_over())  # acknowledged, and not there any more
         assert (await desk.send(owner.group())).outcome is LOST
 
     @on_a_desk
-    async def test_anothers_entry_under_my_lease_is_a_conflict(self, desk: Desk) -> None:
-        """Who still holds the session and missed an entry has a conflict, and is not fenced."""
+    async def test_an_owner_that_missed_an_entry_conflicts(self, desk: Desk) -> None:
+        """An owner that still holds the session gets CONFLICT, not FENCED."""
         holder = await desk.create()
         await desk.land(holder, holder.take_over())
         someone = holder.copy()
@@ -77,8 +77,8 @@ class Owning(Suite):
         assert (await desk.send(holder.group())).outcome is CONFLICT
 
     @on_a_desk
-    async def test_letting_go_clears_the_lease(self, desk: Desk) -> None:
-        """An entry without lease frees the session, wherever it stands in its group; the fence stays."""
+    async def test_release_clears_the_lease(self, desk: Desk) -> None:
+        """An entry without a lease, anywhere in its group, frees the session; the fence stays."""
         pen = await desk.create()
         await desk.land(pen, pen.take_over())
         holder = pen.copy()
@@ -92,8 +92,8 @@ class Owning(Suite):
     # Its owner
 
     @on_a_desk
-    async def test_the_owner_comes_with_a_lease_and_goes_with_it(self, desk: Desk) -> None:
-        """Who takes a session owns it until an entry without lease, whatever comes between; heads tell its name."""
+    async def test_the_owner_is_set_and_cleared_with_the_lease(self, desk: Desk) -> None:
+        """A worker owns the session from its takeover to the next entry without a lease; heads return its name."""
         ann, bob = await desk.worker("ann"), await desk.worker("bob", on=desk.other)
         pen = await desk.create()
         for worker in (ann, bob):
@@ -119,8 +119,8 @@ class Owning(Suite):
         assert await desk.ids(owner=bob.id) == []
 
     @on_a_desk
-    async def test_an_owner_nobody_heard_of_is_dead(self, desk: Desk) -> None:
-        """A session taken by a worker that never said that it lives, or whose row is gone, is an orphan at once."""
+    async def test_an_owner_without_a_worker_row_is_dead(self, desk: Desk) -> None:
+        """A session taken by a worker that never beat, or whose row is gone, is an orphan at once."""
         stranger = Worker(b"s" * 8 + fresh_key()[8:], "stranger", TTL)
         pen = await desk.held(stranger)
         row = (await desk.head(pen)).row
@@ -132,8 +132,29 @@ class Owning(Suite):
         await desk.land(pen, pen.take_over(await desk.worker(), orphan=1 << 60))
 
     @on_a_desk
-    async def test_time_left_is_counted_by_the_clock_nobody_sets(self, desk: Desk) -> None:
-        """However the wall clock jumps no owner's time runs out by it, and none is won."""
+    async def test_a_release_by_an_error_leaves_an_orphan(self, desk: Desk) -> None:
+        """Handed to the worker that no process is, a session is an orphan at once: the same lease, claimed by one."""
+        holder = await desk.worker()
+        pen = await desk.held(holder)
+        former, lease = pen.copy(), pen.lease
+        await desk.land(pen, pen.release(orphaned=True))
+        row = (await desk.head(pen)).row
+        assert (row.owner, row.worker, row.left, row.lease) == (NO_WORKER, "", 0, lease)
+        assert await desk.ids(orphan_for=1 << 60) == await desk.ids(owner=NO_WORKER) == ["a"]
+        counts = await desk.other.count(Query(namespace=desk.namespace))
+        assert (counts.held, counts.orphaned) == (1, 1)
+        assert (await desk.send(former.group())).outcome is Outcome.CONFLICT
+        await desk.land(pen, pen.take_over(holder, orphan=1 << 60))
+        assert (await desk.send(former.group())).outcome is FENCED
+        assert await desk.ids(orphan_for=0) == []
+        desk.clock.go(7200)
+        await desk.worker("new")  # removes rows of dead workers that own nothing
+        await desk.land(pen, pen.release(orphaned=True))
+        assert await desk.ids(orphan_for=1 << 60) == ["a"]
+
+    @on_a_desk
+    async def test_leases_ignore_jumps_of_the_wall_clock(self, desk: Desk) -> None:
+        """A jump of the wall clock neither shortens nor extends a lease."""
         worker = await desk.worker()
         pen = await desk.held(worker)
         for seconds in (30 * 86_400, -60 * 86_400, 0.000_001):
@@ -154,8 +175,8 @@ class Owning(Suite):
     # Taking from the dead
 
     @on_a_desk
-    async def test_nothing_is_taken_from_the_living(self, desk: Desk) -> None:
-        """A claim is refused up to the last microsecond of the owner's time, told the newest entry, without effect."""
+    async def test_a_claim_before_the_lease_expires_is_refused(self, desk: Desk) -> None:
+        """Up to the last microsecond; the verdict has the newest entry, and nothing changes."""
         owner, claimer = await desk.worker("owner"), await desk.worker("claimer", ttl=100 * TTL)
         pen = await desk.held(owner)
         desk.clock.go(TTL / SECOND)
@@ -171,8 +192,8 @@ class Owning(Suite):
         assert (await desk.head(pen)).row.left == TTL
 
     @on_a_desk
-    async def test_a_claim_lands_when_the_owners_time_is_over(self, desk: Desk) -> None:
-        """From that microsecond on a claim lands, and the former owner is dead for ever: no beat brings it back."""
+    async def test_a_claim_after_the_lease_expired_lands(self, desk: Desk) -> None:
+        """From that microsecond on; the former owner is then dead, and no beat revives it."""
         owner, claimer = await desk.worker("owner"), await desk.worker("claimer", ttl=100 * TTL)
         pen, second = await desk.held(owner), await desk.held(owner, "b")
         desk.clock.go(TTL / SECOND)
@@ -191,8 +212,8 @@ class Owning(Suite):
         )  # patience is for those who may still come back
 
     @on_a_desk
-    async def test_a_beat_in_time_revives(self, desk: Desk) -> None:
-        """A worker whose time ran out lives on after a beat, as long as nobody declared it dead."""
+    async def test_a_late_beat_revives_a_worker_not_declared_dead(self, desk: Desk) -> None:
+        """An expired worker that beats before any claim is alive again."""
         owner, claimer = await desk.worker("owner"), await desk.worker("claimer", ttl=100 * TTL)
         pen = await desk.held(owner)
         desk.clock.go(3 * TTL / SECOND)
@@ -203,8 +224,8 @@ class Owning(Suite):
         assert (await desk.head(pen)).row.left == TTL
 
     @on_a_desk
-    async def test_patience_waits_longer(self, desk: Desk) -> None:
-        """Who asks for patience gets no session before the owner's time ran out that long ago; to the microsecond."""
+    async def test_only_orphan_waits_its_patience(self, desk: Desk) -> None:
+        """A claim with patience lands only that long after the lease expired, to the microsecond."""
         owner, claimer = await desk.worker("owner"), await desk.worker("claimer", ttl=100 * TTL)
         pen = await desk.held(owner)
         patience = 7 * SECOND
@@ -219,8 +240,24 @@ class Owning(Suite):
         assert not await desk.beat(owner)
 
     @on_a_desk
-    async def test_what_nobody_owns_is_no_orphan(self, desk: Desk) -> None:
-        """A claim is refused where there is no owner: never taken, let go, or ended."""
+    async def test_row_shows_the_owners_last_heartbeat(self, desk: Desk) -> None:
+        """Of a living worker, and of one that died or left since; 0 without an owner or a heartbeat."""
+        worker, began = await desk.worker(), desk.clock()
+        pen, free, unheard = await desk.held(worker), await desk.create("b"), await desk.create("c")
+        await desk.land(unheard, unheard.group(1, Kind.TAKEN, fence=1, lease=b"L" * 16, whole={"owner": b"U" * 16}))
+        assert [(await desk.head(one)).row.beaten for one in (pen, free, unheard)] == [began, 0, 0]
+        desk.clock.go(5)
+        assert await desk.beat(worker)
+        desk.clock.go(2 * TTL / SECOND)
+        assert (await desk.head(pen)).row.beaten == began + 5 * SECOND
+        [row] = await desk.other.find(Query(namespace=desk.namespace, orphan_for=0, agent_type="", owner=worker.id))
+        assert row.beaten == began + 5 * SECOND
+        await desk.land(pen, pen.release(orphaned=True))
+        assert (await desk.head(pen)).row.beaten == 0
+
+    @on_a_desk
+    async def test_a_session_without_an_owner_is_not_an_orphan(self, desk: Desk) -> None:
+        """Claims of sessions that were never taken, were released or have ended are refused."""
         worker = await desk.worker()
         never, released, ended = [await desk.create(name) for name in "abc"]
         for pen in (released, ended):
@@ -234,8 +271,8 @@ class Owning(Suite):
         assert await desk.beat(worker)
 
     @on_a_desk
-    async def test_a_claim_that_came_too_late_declares_nobody_dead(self, desk: Desk) -> None:
-        """Where the entry does not land, for whatever reason, the owner may still come back."""
+    async def test_a_refused_claim_declares_no_worker_dead(self, desk: Desk) -> None:
+        """If the entry does not land, whatever the reason, the owner can beat again."""
         owner, claimer = await desk.worker("owner"), await desk.worker("claimer", ttl=100 * TTL)
         pen = await desk.held(owner)
         late = pen.copy()
@@ -248,8 +285,8 @@ class Owning(Suite):
         assert await desk.beat(owner)
 
     @on_a_desk
-    async def test_a_retried_claim_is_already_there(self, desk: Desk) -> None:
-        """A claim sent again is a retry, also when the claimer's own time is over: it does not declare itself dead."""
+    async def test_a_retried_claim_is_already_stored(self, desk: Desk) -> None:
+        """Also after the claimer's own lease expired: it does not declare itself dead."""
         owner, claimer = await desk.worker("owner"), await desk.worker("claimer")
         pen = await desk.held(owner)
         desk.clock.go(TTL / SECOND)
@@ -263,7 +300,7 @@ class Owning(Suite):
 
     @on_a_desk
     async def test_each_orphan_is_claimed_once(self, desk: Desk) -> None:
-        """Many claimers at once, in batches, through two handles: every orphan is one claimer's, and counted once."""
+        """Many claimers at once, in batches, through two handles: each orphan goes to one of them."""
         owner = await desk.worker("owner")
         pens = [await desk.held(owner, f"s{n}") for n in range(12)]
         desk.clock.go(TTL / SECOND)
@@ -278,8 +315,8 @@ class Owning(Suite):
         assert await desk.ids(owner=owner.id) == []
 
     @on_a_desk
-    async def test_a_zombies_pipeline_is_fenced_to_the_last(self, desk: Desk) -> None:
-        """Whatever a former owner had under way, none of it lands, on the claim or on what was written behind it."""
+    async def test_every_pipelined_entry_of_a_former_owner_is_fenced(self, desk: Desk) -> None:
+        """No entry that the former owner sent lands after the claim or after later entries."""
         owner, claimer = await desk.worker("owner"), await desk.worker("claimer", ttl=100 * TTL)
         pen = await desk.held(owner)
         await desk.write(pen, 2)
@@ -303,8 +340,8 @@ class Owning(Suite):
     # Workers
 
     @on_a_desk
-    async def test_a_first_beat_is_good_twice(self, desk: Desk) -> None:
-        """A first beat whose answer got lost may be sent again; any other beat of a worker unknown says 0."""
+    async def test_a_first_beat_can_be_repeated(self, desk: Desk) -> None:
+        """A first beat whose answer was lost can be sent again; other beats of an unknown worker return 0."""
         worker = Worker(fresh_key(), "w", TTL)
         assert not await desk.beat(worker)
         worker.first = True
@@ -316,7 +353,7 @@ class Owning(Suite):
 
     @on_a_desk
     async def test_a_worker_that_leaves_is_dead(self, desk: Desk) -> None:
-        """A beat that is good for nothing orphans what the worker holds at once, and is its last."""
+        """A beat with a TTL of 0 orphans the worker's sessions at once and is its last."""
         leaving, staying = await desk.worker("leaving"), await desk.worker("staying")
         pen, other = await desk.held(leaving), await desk.held(staying, "b")
         leaving.ttl = 0
@@ -329,8 +366,8 @@ class Owning(Suite):
         assert sorted(await desk.ids(owner=staying.id)) == ["a", "b"]
 
     @on_a_desk
-    async def test_workers_do_not_touch_each_other(self, desk: Desk) -> None:
-        """One worker's beats, leaving or death say nothing about another, also one of the same name."""
+    async def test_workers_are_independent(self, desk: Desk) -> None:
+        """Beats, leaving or death of one worker do not change another, even with the same name."""
         one, two = await desk.worker("same"), await desk.worker("same", ttl=3 * TTL)
         first, second = await desk.held(one), await desk.held(two, "b")
         desk.clock.go(2 * TTL / SECOND)
@@ -344,7 +381,7 @@ class Owning(Suite):
 
     @on_a_desk
     async def test_a_worker_beats_from_a_thread_of_its_own(self, desk: Desk) -> None:
-        """While the event loop that everything else runs in stands still, a beat from another one gets through."""
+        """A beat from another event loop succeeds while the store's own loop is blocked."""
         worker = await desk.worker()
         pen = await desk.held(worker)
         await desk.write(pen)
@@ -371,8 +408,8 @@ class Owning(Suite):
     # Signs of life of what is held
 
     @on_a_desk
-    async def test_a_beat_of_a_held_session_needs_its_lease(self, desk: Desk) -> None:
-        """Only who holds a session moves its heartbeat; of one that nobody holds, only who claims no lease."""
+    async def test_beat_needs_the_lease_of_a_held_session(self, desk: Desk) -> None:
+        """Only the owner's lease moves the heartbeat of a held session, and only no lease that of a free one."""
         worker = await desk.worker()
         pen = await desk.create(heartbeat=1)
         assert await desk.store.beat([(pen.key, b"no lease".ljust(16))]) == [0]
@@ -390,8 +427,8 @@ class Owning(Suite):
         assert await desk.store.beat([(pen.key, held), (pen.key, None)]) == [0, desk.clock()]
 
     @on_a_desk
-    async def test_the_owners_beat_is_a_sign_of_life(self, desk: Desk) -> None:
-        """What a living worker holds is not stale, though nothing is written; once let go, the beats count no more."""
+    async def test_an_owners_beat_keeps_its_sessions_from_going_stale(self, desk: Desk) -> None:
+        """A beating worker's sessions are not stale, even without entries; after a release its beats do not count."""
         worker = await desk.worker(ttl=1000 * TTL)
         held, released, free = [await desk.create(name) for name in "abc"]
         for pen in (held, released):
@@ -414,8 +451,8 @@ class Owning(Suite):
     # Looking for them
 
     @on_a_desk
-    async def test_sessions_are_found_by_who_holds_them(self, desk: Desk) -> None:
-        """Those of one worker, of the dead and of nobody, with every other filter, in pages, and counted."""
+    async def test_find_by_owner(self, desk: Desk) -> None:
+        """Sessions of one worker, of dead workers and of no worker, with every other filter, in pages and counted."""
         dead, alive = await desk.worker("dead"), await desk.worker("alive", ttl=100 * TTL)
         foreign = f"{desk.namespace}-foreign"
         for n, worker in enumerate((dead, alive, None) * 3):
@@ -443,12 +480,14 @@ class Owning(Suite):
             ({"owner": alive.id, "created_after": 100, "agent_type": "coder"}, ["s7"]),
         ]
         for query, expected in cases:
-            asked = Query(namespace=desk.namespace, **query)
+            request = Query(namespace=desk.namespace, **query)
             seen: list[Row] = []
-            while page := await desk.other.find(asked, (seen[-1].created_at, seen[-1].key) if seen else None, limit=2):
+            while page := await desk.other.find(
+                request, (seen[-1].created_at, seen[-1].key) if seen else None, limit=2
+            ):
                 seen += page
             assert [row.session_id for row in seen] == expected, query
-            counts = await desk.other.count(asked)
+            counts = await desk.other.count(request)
             assert sum(counts.states.values()) == len(expected), query
             assert counts.held == sum(row.owner is not None for row in seen), query
             assert counts.orphaned == sum(row.owner == dead.id for row in seen), query

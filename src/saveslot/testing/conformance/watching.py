@@ -8,39 +8,39 @@ from datetime import UTC
 import pytest
 
 from saveslot.errors import InvalidInput
-from saveslot.log import Event, moment
-from saveslot.model import Kind
 from saveslot.stores import Store
 from saveslot.testing.conformance.desk import PATIENCE, Desk, Suite, on_a_desk
 from saveslot.testing.pen import Pen
+from saveslot.values.kinds import Kind
+from saveslot.values.log import Event, moment
 
 
 class Watching(Suite):
     # Events
 
     @on_a_desk
-    async def test_events_tell_what_was_appended(self, desk: Desk) -> None:
-        """From now on, in order, each with the cursor to go on behind it, through any handle."""
+    async def test_events_returns_what_was_appended(self, desk: Desk) -> None:
+        """From now on, in order, each with the cursor to continue after it, through any handle."""
         await desk.create("before")
         _, cursor = await desk.store.events(desk.namespace, None)
         pen = await desk.create("a")
         group = pen.group(2, Kind.PAUSED, name="Päuse", at=1_700_000_000_000_001)
         await desk.land(pen, group)
-        found, end = await desk.other.events(desk.namespace, cursor)
-        assert [(event.session_id, event.seq, event.kind, event.name) for event in found] == [
+        events, end = await desk.other.events(desk.namespace, cursor)
+        assert [(event.session_id, event.seq, event.kind, event.name) for event in events] == [
             ("a", 1, "created", "session_created"),
             ("a", 2, "paused", "Päuse"),
             ("a", 3, "paused", "Päuse"),
         ]
-        assert [event.timestamp for event in found] == [moment(desk.clock()), *[moment(1_700_000_000_000_001)] * 2]
-        assert found[0].timestamp.tzinfo is UTC
+        assert [event.timestamp for event in events] == [moment(desk.clock()), *[moment(1_700_000_000_000_001)] * 2]
+        assert events[0].timestamp.tzinfo is UTC
         assert await desk.store.events(desk.namespace, end) == ([], end)
-        for n, event in enumerate(found):
-            assert (await desk.store.events(desk.namespace, event.cursor))[0] == found[n + 1 :]
+        for n, event in enumerate(events):
+            assert (await desk.store.events(desk.namespace, event.cursor))[0] == events[n + 1 :]
 
     @on_a_desk
     async def test_events_come_in_pages(self, desk: Desk) -> None:
-        """A small limit loses nothing, though others' entries lie between: only an empty page means the end."""
+        """A small limit loses nothing, even with other namespaces' entries between: only an empty page is the end."""
         _, cursor = await desk.store.events(desk.namespace, None)
         pen, foreign = await desk.create("a"), await desk.create("a", namespace=f"{desk.namespace}-foreign")
         for n in range(6):
@@ -59,42 +59,85 @@ class Watching(Suite):
 
     @on_a_desk
     async def test_events_of_one_session(self, desk: Desk) -> None:
-        """With a key only that session's entries come, and the cursor moves past the others'."""
+        """With a key only that session's entries are returned, and the cursor moves past the others."""
         _, cursor = await desk.store.events(desk.namespace, None)
         one, two = await desk.create("a"), await desk.create("b")
         await desk.write(two, 3)
         await desk.write(one, 2)
         await desk.write(two, 2)
-        found, end = await desk.other.events(desk.namespace, cursor, one.key)
-        assert [(event.session_id, event.seq) for event in found] == [("a", 1), ("a", 2), ("a", 3)]
+        events, end = await desk.other.events(desk.namespace, cursor, one.key)
+        assert [(event.session_id, event.seq) for event in events] == [("a", 1), ("a", 2), ("a", 3)]
         await desk.write(one)
-        found, _ = await desk.other.events(desk.namespace, end, one.key)
-        assert [event.seq for event in found] == [4]
+        events, _ = await desk.other.events(desk.namespace, end, one.key)
+        assert [event.seq for event in events] == [4]
         seen: list[int] = []
         while len(seen) < two.seq:
-            found, cursor = await desk.other.events(desk.namespace, cursor, two.key, limit=2)
-            assert found
-            seen += [event.seq for event in found]
+            events, cursor = await desk.other.events(desk.namespace, cursor, two.key, limit=2)
+            assert events
+            seen += [event.seq for event in events]
         assert seen == [1, 2, 3, 4, 5, 6]
 
     @on_a_desk
+    async def test_events_of_one_session_after_a_seq(self, desk: Desk) -> None:
+        """With a key `@n` continues after entry n, whatever others wrote, and the cursor that is returned after it."""
+        one = await desk.create("a", count=3)
+        other = await desk.create("b", count=5)
+        for seq in range(5):
+            events, cursor = await desk.other.events(desk.namespace, f"@{seq}", one.key)
+            assert [event.seq for event in events] == [*range(seq + 1, 4)]
+            assert (await desk.store.events(desk.namespace, cursor, one.key))[0] == []
+        _, start = await desk.store.events(desk.namespace, "@3", one.key)
+        await desk.write(other, 3)
+        await desk.write(one)
+        events, cursor = await desk.other.events(desk.namespace, start, one.key)
+        assert [(event.session_id, event.seq) for event in events] == [("a", 4)]
+        assert cursor == events[0].cursor
+        assert await desk.other.events(desk.namespace, "@0", Pen(desk.namespace, "none").key) == ([], "@0")
+        _, start = await desk.store.events(desk.namespace, None, one.key)
+        await desk.write(other)
+        await desk.write(one)
+        events, _ = await desk.store.events(desk.namespace, start, one.key)
+        assert [event.seq for event in events] == [5]
+
+    @on_a_desk
+    async def test_flood_of_another_session_does_not_reach_a_watch(self, desk: Desk) -> None:
+        """While others write thousands of entries, a watch of one session gets its own, each once."""
+        quiet, loud = await desk.create("quiet"), await desk.create("loud")
+        _, cursor = await desk.other.events(desk.namespace, None, quiet.key)
+        seen: list[int] = []
+
+        async def watch() -> None:
+            place = cursor
+            while len(seen) < 10:
+                page, place = await desk.other.events(desk.namespace, place, quiet.key, limit=3, wait=PATIENCE)
+                seen.extend(event.seq for event in page)
+
+        watching = asyncio.create_task(watch())
+        for _ in range(10):
+            for _ in range(10):
+                await desk.land(loud, loud.group(10))
+            await desk.write(quiet)
+        await watching
+        assert seen == [*range(2, 12)]
+
+    @on_a_desk
     async def test_events_after_a_purge(self, desk: Desk) -> None:
-        """A purge takes its session's events away and no others; what is appended later comes behind every cursor."""
+        """A purge removes its session's events only; later entries come after every cursor."""
         _, start = await desk.store.events(desk.namespace, None)
         keep, drop = await desk.create("keep"), await desk.create("drop")
         await desk.delete(drop)
         _, cursor = await desk.store.events(desk.namespace, None)
         await desk.store.purge([drop.key])
-        found, _ = await desk.other.events(desk.namespace, start)
-        assert [(event.session_id, event.seq) for event in found] == [("keep", 1)]
+        events, _ = await desk.other.events(desk.namespace, start)
+        assert [(event.session_id, event.seq) for event in events] == [("keep", 1)]
         await desk.write(keep)
-        found, cursor = await desk.other.events(desk.namespace, cursor)
-        assert [(event.session_id, event.seq) for event in found] == [("keep", 2)]
+        events, cursor = await desk.other.events(desk.namespace, cursor)
+        assert [(event.session_id, event.seq) for event in events] == [("keep", 2)]
         assert (await desk.other.events(desk.namespace, cursor))[0] == []
 
     @on_a_desk
     async def test_no_gap_and_no_repeat_under_racing_commits(self, desk: Desk) -> None:
-        """Watchers on both handles see every entry of racing writers exactly once, in one order, in their pages."""
+        """Readers on both handles get every entry of racing writers exactly once, in one order, in pages."""
         pens = [await desk.create(f"s{n}") for n in range(8)]
         _, cursor = await desk.store.events(desk.namespace, None)
         turns = 25
@@ -122,29 +165,29 @@ class Watching(Suite):
         assert all(other == first for other in others)
 
     @on_a_desk
-    async def test_waiting_ends_with_the_next_entry(self, desk: Desk) -> None:
-        """Who waits for events is woken by an append through its own handle or another, long before the time is up."""
+    async def test_an_append_wakes_a_waiting_events_call(self, desk: Desk) -> None:
+        """An append through either handle wakes it, long before `wait` is over."""
         pen = await desk.create()
         _, cursor = await desk.store.events(desk.namespace, None)
         for on in (desk.store, desk.other):
             watching = asyncio.create_task(desk.store.events(desk.namespace, cursor, pen.key, wait=10 * PATIENCE))
             await asyncio.sleep(0)
             await desk.land(pen, pen.group(), on)
-            found, cursor = await watching
-            assert [event.seq for event in found] == [pen.seq]
+            events, cursor = await watching
+            assert [event.seq for event in events] == [pen.seq]
 
     @on_a_desk
-    async def test_waiting_ends_when_the_time_is_up(self, desk: Desk) -> None:
-        """With nothing to tell, waiting ends empty, and the cursor still works."""
+    async def test_events_returns_empty_after_wait(self, desk: Desk) -> None:
+        """Without new entries the call returns an empty list after `wait`, and its cursor still works."""
         pen = await desk.create()
-        found, cursor = await desk.store.events(desk.namespace, None, wait=0.02)
-        assert found == []
+        events, cursor = await desk.store.events(desk.namespace, None, wait=0.02)
+        assert events == []
         await desk.write(pen)
         assert len((await desk.store.events(desk.namespace, cursor))[0]) == 1
 
     @on_a_desk
-    async def test_a_cursor_of_nobodys_is_refused(self, desk: Desk) -> None:
-        """What is no cursor is refused as input, not taken for a place."""
-        for wrong in ("no cursor", "", "-5", " 1", "1_0", "9" * 40, "1:", "1:zz:1", "1::-1"):
+    async def test_an_invalid_cursor_is_refused(self, desk: Desk) -> None:
+        """A text that is not a cursor raises InvalidInput."""
+        for wrong in ("no cursor", "", "-5", " 1", "1_0", "9" * 40, "1:", "1:zz:1", "1::-1", "@", "@-1", "@1"):
             with pytest.raises(InvalidInput, match="after"):
                 await desk.store.events(desk.namespace, wrong)

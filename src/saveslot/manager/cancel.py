@@ -1,0 +1,91 @@
+"""Stopping the work on a session from outside: `cancel` tells its holder to stop, `release` takes its lease away."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from saveslot.session import attempts
+from saveslot.session.change import change
+from saveslot.session.draft import Draft
+from saveslot.session.engine import Space, passerby, scope_of
+from saveslot.session.log import Log
+from saveslot.session.model import AgentSession
+from saveslot.session.retries import CALL, once_in
+from saveslot.values.checks import as_label, as_name
+from saveslot.values.lifecycle import SessionState, follow
+from saveslot.values.log import FOREVER, NO_WORKER, Head, Outcome
+
+
+@once_in(scope_of)
+async def cancel(sessions: Space, id: AgentSession | str, reason: str = "") -> SessionState:
+    """Stop the work on a session; return its state: `failed`, or while a worker holds it still `active` or `paused`.
+
+    The holder's `cancelled` is set within a heartbeat, and its next verb raises `Cancelled`, except `checkpoint`,
+    `complete` and `fail`. When it leaves, or dies, the session fails with the reason `cancelled`.
+    """
+    session_id, reason = as_name(getattr(id, "session_id", id), "session_id"), as_label(reason, "reason")
+    author = passerby(sessions, session_id, fresh=True, insists=True)
+    silent: bytes | None = None  # the newest entry when its owner was found silent, but not known to be dead
+
+    async def decide(log: Log) -> Draft:
+        nonlocal silent
+        head = cast("Head", author.head)
+        follow(log.at.state, "cancel")
+        if head.row.locked is not None:
+            raise head.row.locked
+        if head.row.lease is None or head.row.owner == NO_WORKER:
+            return attempts.cancellation(head, reason)
+        if not head.row.left and silent != head.last.append_id:
+            silent = head.last.append_id
+            draft = attempts.cancellation(head, reason)
+            draft.group.only_orphan = FOREVER  # only if its owner has been declared dead, or left
+            return draft
+        draft = log.draft()
+        draft.cancel(reason)
+        return draft
+
+    draft = await _earlier(sessions) or cast("Draft", await change(author, decide))
+    await sessions.engine.tell(draft.at.lease)
+    return draft.at.state
+
+
+@once_in(scope_of)
+async def release(sessions: Space, id: AgentSession | str, reason: str = "") -> bool:
+    """Take the lease away from a session's owner, which gets `LeaseLost`; return False if it had no owner.
+
+    The session stays active, without an owner: `claim(released=True)` and `hold` take it. A cancelled one fails.
+    """
+    session_id, reason = as_name(getattr(id, "session_id", id), "session_id"), as_label(reason, "reason")
+    author = passerby(sessions, session_id, fresh=True, insists=True)
+    lease: bytes | None = None
+
+    async def decide(log: Log) -> Draft | None:
+        nonlocal lease
+        head = cast("Head", author.head)
+        lease = head.row.lease
+        if head.row.locked is not None:
+            raise head.row.locked
+        if lease is None:
+            return None
+        past = await attempts.read(sessions.engine.vault, head)
+        if past.cancelled is not None:
+            return attempts.cancellation(head, past.cancelled)
+        draft = log.draft()
+        draft.dismiss(reason)
+        return draft
+
+    if await _earlier(sessions) is not None:
+        return True
+    draft = await change(author, decide)
+    await sessions.engine.tell(lease)
+    return draft is not None
+
+
+async def _earlier(sessions: Space) -> Draft | None:
+    """Send again what this call wrote when its answer was lost; return it if it landed, then or now."""
+    call = CALL.get()
+    draft = None if call is None else call.draft
+    if draft is None or draft.verdict is not None:
+        return None
+    [verdict] = await sessions.engine.vault.append([draft.group])
+    return draft if verdict.outcome in {Outcome.APPENDED, Outcome.ALREADY} else None

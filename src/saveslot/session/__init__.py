@@ -1,0 +1,1 @@
+"""One session log in this process: where the codec and the store meet."""

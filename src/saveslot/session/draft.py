@@ -1,0 +1,288 @@
+"""A group of entries under construction, and the point of the log after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from saveslot import codec
+from saveslot.errors import InvalidInput
+from saveslot.session.timeline import C, Range, Timeline, merged, note_of
+from saveslot.values.checks import Data, as_data, as_labels
+from saveslot.values.ids import fresh_append_id
+from saveslot.values.kinds import ENDING_KINDS, Kind
+from saveslot.values.lifecycle import SessionState
+from saveslot.values.log import NO_WORKER, Entry, Group, Head, Row, Verdict, Worker, moment
+
+CHECKPOINT = Kind.CHECKPOINT
+
+# The session's own dicts, besides the agent's data.
+ABOUT: tuple[str, ...] = ("context", "metadata", "labels")
+# Bytes that a body may be longer than the state in it: for the seq of the entry that wrote it.
+SEQ_ROOM = 64
+
+# No metadata, encoded.
+NONE = (b"{}", False)
+
+# A mark's frame until the frames that it hides are emptied.
+UNFINISHED = b"\x01"
+
+
+# Metadata key of a checkpoint's labels, by which `find` finds its session.
+LABELS = "labels"
+
+
+def entry_labels(metadata: Data) -> dict[str, str]:
+    """Return the labels in a checkpoint's metadata; none if these are something else, as in an old export."""
+    try:
+        return as_labels(metadata.get(LABELS), f"metadata.{LABELS}")
+    except InvalidInput:
+        return {}
+
+
+class Point(msgspec.Struct, frozen=True):
+    """A log's position: the entry that the next one follows, and the states it builds on (None: not loaded)."""
+
+    seq: int
+    append_id: bytes | None
+    state: SessionState
+    fence: int
+    lease: bytes | None
+    data_seq: int
+    about_seq: int
+    data: codec.State | None
+    about: codec.State | None
+
+    @classmethod
+    def of(cls, head: Head) -> Point:
+        last, row = head.last, head.row
+        state = SessionState(row.state)
+        return cls(last.seq, last.append_id, state, row.fence, row.lease, last.data_seq, last.about_seq, None, None)
+
+
+def beginning() -> Point:
+    return Point(0, None, SessionState.ACTIVE, 0, None, 0, 0, codec.State(), codec.State())
+
+
+class Draft:
+    """A group under construction: entries after a point, and the point that they lead to."""
+
+    verdict: Verdict | None = None  # set on landing
+    timelines: Sequence[Timeline] = ()  # set on landing: the timeline that decodes each entry
+    landed: Callable[[Any, Draft, Verdict], None] | None = None  # called when it lands, also if a later call sent it
+    blind: bool = False  # written after whatever is newest, which its author need not have read
+    joint: Any = None  # the `Joint` that it lands with, if it is one of several
+    answer: Any = None  # of the call that wrote it, where the entries do not tell: a repeated call gets it
+
+    def __init__(self, key: bytes, at: Point, limit: int) -> None:
+        self.group = Group(key, at.append_id, [])
+        self.at = at
+        self._limit = limit
+        self._metadata: dict[int, tuple[bytes, bool]] = {}  # of checkpoints by seq, encoded
+
+    def checkpoint(
+        self,
+        name: str,
+        data: Data,
+        metadata: Data | None = None,
+        *,
+        at: int = 0,
+        append_id: bytes | None = None,
+        sign: bool = True,
+    ) -> None:
+        note = self._encoded(metadata) if metadata else None
+        written = codec.write(self.at.data, data, self.at.seq + 1, "data", self._limit)
+        self._written(written, name, note, at, append_id or fresh_append_id(), sign=sign)
+        if metadata and LABELS in metadata:
+            self.group.entries[-1].labels = entry_labels(metadata)
+
+    def changed(self, name: str, edits: codec.Edits, metadata: Data | None) -> None:
+        note = self._encoded(metadata) if metadata else None
+        # `codec.change` consumes the previous state, so every check must come before it.
+        self._written(codec.change(self.at.data, edits, self.at.seq + 1, self._limit), name, note, 0, fresh_append_id())
+        if metadata and LABELS in metadata:
+            self.group.entries[-1].labels = entry_labels(metadata)
+
+    def _encoded(self, metadata: Data) -> tuple[bytes, bool]:
+        return codec.encode(as_data(metadata, "metadata"), "metadata", self._limit)
+
+    def _written(
+        self,
+        written: codec.Written,
+        name: str,
+        metadata: tuple[bytes, bool] | None,
+        time: int,
+        append_id: bytes,
+        *,
+        sign: bool = True,
+    ) -> None:
+        frame, data, base, changes = written
+        at = self.at
+        seq = at.seq + 1
+        recipe = data.recipe.pack(seq)
+        self._metadata[seq] = encoded = metadata or NONE
+        note = codec.noted(*encoded, changes) if metadata or changes else None
+        self.group.entries.append(
+            Entry(seq, append_id, CHECKPOINT, name, time, sign, 0, at.fence, at.lease, seq, at.about_seq, recipe,
+                  data.digest, note, frame, base=base)
+        )  # fmt: skip
+        self.at = Point(seq, append_id, at.state, at.fence, at.lease, seq, at.about_seq, data, at.about)
+
+    def rollback(self, name: str, target: Entry | None, metadata: Data) -> None:
+        """Return to the state of an older entry (None: before the first) by repeating its recipe, without a frame."""
+        entry = self._entry(Kind.ROLLBACK, name)
+        entry.note = codec.note(metadata, "metadata")
+        if target is not None:
+            recipe = codec.Recipe.unpack(target.recipe, target.seq)
+            entry.recipe, entry.digest = recipe.pack(entry.seq), target.digest
+        entry.data_seq = entry.seq
+        self._add(entry, data=None, data_seq=entry.seq)
+
+    def about(self, about: Data, *, kind: Kind = Kind.UPDATED, name: str = "session_updated", at: int = 0) -> Entry:
+        """Write context, metadata and labels: their change to the log, all of them to the session's row."""
+        written = codec.write(self.at.about, about, self.at.seq + 1, "session", self._limit)
+        entry = self._entry(kind, name, at)
+        entry.frame, entry.base, entry.about_seq = written.frame, written.base, entry.seq
+        entry.recipe, entry.digest = written.state.recipe.pack(entry.seq), written.state.digest
+        self._add(entry, about=written.state, about_seq=entry.seq)
+        self.group.body = codec.note({**about, "seq": entry.seq}, "session", self._limit + SEQ_ROOM)
+        self.group.labels = about["labels"]
+        return entry
+
+    def lifecycle(self, kind: Kind, name: str, data: Data, *, at: int = 0, append_id: bytes | None = None) -> None:
+        entry = self._entry(kind, name, at, append_id)
+        entry.note = codec.note(data, "data", self._limit)
+        self._add(entry)
+        if kind in ENDING_KINDS:
+            self._let_go(entry)
+
+    def take(
+        self, kind: Kind, lease: bytes, worker: Worker, before: str, attempts: int = 0, silent_since: int = 0
+    ) -> None:
+        """Make the worker the owner, under a new lease: the former owner's writes are refused from here on."""
+        entry = self._entry(kind, f"session_{kind.label}")
+        note: Data = {"worker": worker.name}
+        if before:
+            note["from"] = before
+        if silent_since:  # the last heartbeat of that worker, which died some time after it
+            note["silent_since"] = moment(silent_since).isoformat()
+        if attempts:  # failed ones since the last progress
+            note["attempts"] = attempts
+        entry.note = codec.note(note, "data")
+        entry.sign = kind is Kind.TAKEN  # taking over an orphan is not a sign of life of its agent
+        entry.lease, self.group.owner = lease, worker.id
+        self._add(entry, lease=lease)
+        self.raise_fence()
+
+    def raise_fence(self) -> None:
+        """Count the draft's last entry as a new owner."""
+        entry = self.group.entries[-1]
+        entry.fence += 1
+        self.at = replace(self.at, fence=entry.fence)
+
+    def release(self, note: Data | None = None) -> None:
+        """Give up ownership: without a note there is no owner; with one (an error) it is `NO_WORKER`, an orphan's."""
+        entry = self._entry(Kind.RELEASED, "session_released")
+        entry.sign = True
+        self._add(entry)
+        if note is None:
+            self._let_go(entry)
+        else:  # under the same lease: no other entry has it, and the owner's own are over
+            entry.note, self.group.owner = codec.note(note, "data"), NO_WORKER
+
+    def dismiss(self, reason: str) -> None:
+        """Take ownership away. The fence rises: the former owner must learn that it is over, whatever comes later."""
+        entry = self._entry(Kind.RELEASED, "session_released")
+        entry.note = codec.note({"reason": reason}, "data") if reason else None
+        self._add(entry)
+        self._let_go(entry)
+        self.raise_fence()
+
+    def cancel(self, reason: str) -> None:
+        """Tell the owner to stop."""
+        entry = self._entry(Kind.CANCELLED, "session_cancelled")
+        entry.note = codec.note({"reason": reason}, "data") if reason else None
+        self._add(entry)
+
+    def record(self, name: str, note: bytes) -> None:
+        """Add a value of its own. It is not a sign of life: any caller may add one."""
+        entry = self._entry(Kind.RECORD, name)
+        entry.note = note
+        self._add(entry)
+
+    def step(
+        self, kind: Kind, name: str, note: Data, result: bytes | None = None, *, at: int = 0, sign: bool = True
+    ) -> None:
+        """Journal a step: its key is in the note, its result in the frame."""
+        entry = self._entry(kind, name, at)
+        entry.note, entry.frame, entry.sign = codec.note(note, "step", self._limit), result, sign
+        self._add(entry)
+
+    def _let_go(self, entry: Entry) -> None:
+        entry.lease = None
+        self.at = replace(self.at, lease=None)
+
+    def hide(self, ranges: Iterable[Range]) -> None:
+        """Let the newest entry, a checkpoint, hide older ones, atomically with storing it."""
+        entry = self.group.entries[-1]
+        changed = codec.read_changes(entry.note)
+        entry.note = self._hiding(
+            note_of(entry, entry.name), ranges, codec.UNCHANGED if changed is None else changed.keys
+        )
+        entry.kind = Kind.THINNED
+
+    def clear(self, ranges: Iterable[Range], name: str, *, at: int = 0) -> None:
+        """Hide older entries and reset the data: the next checkpoint starts from an empty state."""
+        entry = self._entry(Kind.CLEARED, name, at)
+        entry.note, entry.data_seq = self._hiding({}, ranges), 0
+        self._add(entry, data=codec.State(), data_seq=0)
+
+    def mark(self, ranges: Iterable[Range]) -> None:
+        """Hide older checkpoints that retention drops. A mark is not a sign of life."""
+        entry = self._entry(Kind.MARKED, "history_thinned")
+        entry.note, entry.frame = self._hiding({}, ranges), UNFINISHED
+        self._add(entry)
+
+    def gone(self, kind: Kind, name: str, metadata: Data, *, at: int) -> None:
+        """Add an imported checkpoint whose data was thinned before the export; a later entry hides it."""
+        entry = self._entry(kind, name, at)
+        entry.note = codec.note(metadata, "metadata", self._limit) if metadata else None
+        self._add(entry)
+
+    def _hiding(self, note: Data, ranges: Iterable[Range], changes: codec.Changes = codec.UNCHANGED) -> bytes:
+        return codec.note([note, merged(ranges)], "metadata", self._limit, changes)
+
+    def become(self, state: SessionState) -> None:
+        if state != self.at.state:
+            self.group.state = state.value
+            self.at = replace(self.at, state=state)
+
+    def stored(self, checkpoint: type[C], entry: Entry | None = None) -> C:
+        """Return an entry of this landed draft (default: the last one) as a checkpoint."""
+        entry = entry or self.group.entries[-1]
+        encoded = self._metadata.get(entry.seq)
+        metadata = None if encoded is None else codec.decode(encoded[0], tagged=encoded[1])
+        return self.timelines[entry.seq - self.group.entries[0].seq].checkpoint(entry, checkpoint, metadata)
+
+    def _entry(self, kind: Kind, name: str, at: int = 0, append_id: bytes | None = None) -> Entry:
+        here = self.at
+        entry = Entry(here.seq + 1, append_id or fresh_append_id(), kind, name, at, fence=here.fence, lease=here.lease)
+        entry.data_seq, entry.about_seq = here.data_seq, here.about_seq
+        return entry
+
+    def _add(self, entry: Entry, **reached: Any) -> None:
+        self.group.entries.append(entry)
+        self.at = replace(self.at, seq=entry.seq, append_id=entry.append_id, **reached)
+
+
+def creation(row: Row, draft: Draft) -> Group:
+    """Turn the draft into the first group of a session."""
+    group = draft.group
+    group.prev, group.create = None, row
+    # A log that begins with a checkpoint has no context, metadata or labels yet.
+    row.body, row.labels = group.body or codec.note({part: {} for part in ABOUT}, "session"), group.labels or {}
+    group.body = group.labels = None
+    return group

@@ -1,0 +1,78 @@
+"""A store that passes every call to another one. Subclasses override what they change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from saveslot.stores import Store
+from saveslot.values.log import (
+    ALL,
+    Counts,
+    Entry,
+    Event,
+    Group,
+    Head,
+    Place,
+    Query,
+    Ref,
+    Row,
+    Sign,
+    Verdict,
+    Wanted,
+    Worker,
+)
+
+
+class PassingStore(Store):
+    def __init__(self, store: Store) -> None:
+        self._inner = store
+        self.traits = store.traits
+        self.counters = store.counters
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    async def append(self, groups: Sequence[Group], *, together: bool = False) -> list[Verdict]:
+        return await self._inner.append(groups, together=together)
+
+    async def heads(self, refs: Sequence[Ref], *, state: bool = False) -> list[Head | None]:
+        return await self._inner.heads(refs, state=state)
+
+    async def entries(self, key: bytes, wanted: Wanted = ALL) -> list[Entry]:
+        return await self._inner.entries(key, wanted)
+
+    async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
+        return await self._inner.find(query, after, limit)
+
+    async def count(self, query: Query) -> Counts:
+        return await self._inner.count(query)
+
+    async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
+        return await self._inner.beat(signs, worker)
+
+    async def events(
+        self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
+    ) -> tuple[list[Event], str]:
+        return await self._inner.events(namespace, after, key, limit=limit, wait=wait)
+
+    async def empty(self, key: bytes, seqs: Sequence[int], *, notes: bool = False) -> int:
+        return await self._inner.empty(key, seqs, notes=notes)
+
+    async def swap(self, key: bytes, before: bytes, after: bytes) -> bool:
+        return await self._inner.swap(key, before, after)
+
+    async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
+        return await self._inner.purge(keys, seen)
+
+    async def tend(self) -> None:
+        await self._inner.tend()
+
+    async def scrub(self, *, rewrite: bool = False) -> None:
+        await self._inner.scrub(rewrite=rewrite)
+
+    def metrics(self) -> dict[str, Any]:
+        return self._inner.metrics()
+
+    async def close(self) -> None:
+        await self._inner.close()

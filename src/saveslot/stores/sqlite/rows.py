@@ -1,0 +1,93 @@
+"""Converts sessions and entries to rows of a SQLite file and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import apsw
+import msgspec
+
+from saveslot.stores import stored
+from saveslot.values.log import Entry, Row
+
+HEADER = "seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq, recipe, digest, note, request, base"
+SIZE = "coalesce(length(frame), 0) + coalesce(length(note), 0)"
+COLUMNS = (
+    "key, namespace, id, agent_type, user_id, state, created_at, heartbeat, fence, lease, body, labels, owner, request"
+)
+# True if a worker renewed its row since the machine's boot. {0} and {1}: the boot id and the clock. On a machine
+# without a boot id, `boot` is the worker's TTL: a row of this boot expires within that time from now.
+_THIS_BOOT = "iif({0} = '', expires <= {1} + cast(boot as integer), boot = {0})"
+# The microseconds that a worker has left, 0 if it is dead. ?1 and ?2: the machine's boot id and its clock.
+LEFT = f"case when not dead and {_THIS_BOOT.format('?1', '?2')} then max(0, expires - ?2) else 0 end"
+ROW = f"""
+select {COLUMNS}, coalesce(name, ''), {LEFT}, coalesce(beaten, 0), coalesce(deleted_at, 0)
+from {{}} left join workers on worker = owner"""  # noqa: S608
+ROW_COLUMNS = 18  # an entry's columns may follow
+# The row that keeps the feed's newest number is not an entry.
+ENTRIES = "select count(*) - (select count(*) from checkpoints where key = x'') from checkpoints"
+# The newest number of the feed.
+NEWEST = "select coalesce(max(feed), 0) from checkpoints"
+# Workers that may be declared dead; its values are `gone(…)`.
+GONE = f"(dead or not {_THIS_BOOT.format('?', '?')} or expires + ? <= ?)"
+# Separates the parts of the searched text; no name can contain it.
+APART = "\x1f"
+
+LABELS = msgspec.json.Decoder(dict[str, str])
+
+
+def gone(uptime: tuple[str, int], overdue: int) -> tuple[Any, ...]:
+    """The values of `GONE`: workers overdue by at least `overdue` microseconds, or of an earlier boot."""
+    boot, up = uptime
+    return boot, up, boot, overdue, up
+
+
+def fetched(connection: apsw.Connection, sql: str, values: Sequence[Any]) -> Iterator[Any]:
+    """The rows of a select of `COLUMNS` or `HEADER`; if one has a text that is not UTF-8, texts as bytes from there on.
+
+    apsw returns no row with such a text.
+    """
+    count = 0
+    try:
+        for row in connection.execute(sql, values):
+            yield row
+            count += 1
+    except UnicodeDecodeError:
+        for table, worker in (("", ""), ("s.", "w."), ("c.", "w.")):
+            for columns in (COLUMNS, HEADER):
+                names = [f"{table}{name}" for name in columns.split(", ")]
+                sql = sql.replace(", ".join(names), ", ".join(map(_as_bytes, names)))
+            sql = sql.replace(f"coalesce({worker}name, '')", _as_bytes(f"coalesce({worker}name, '')"))
+        yield from islice(connection.execute(sql, values), count, None)
+
+
+def _as_bytes(text: str) -> str:
+    return f"iif(typeof({text}) = 'text', cast({text} as blob), {text})"
+
+
+def to_row(row: Sequence[Any], now: int) -> Row:
+    *columns, deleted_at = row
+    return stored.to_row((*columns, now, deleted_at))
+
+
+def entry_values(key: bytes, prev: Any, now: int, entry: Entry) -> tuple[Any, ...]:
+    """The values of an entry after `prev`; statements refer to them by number, 1 to 19."""
+    return (
+        key, prev, now, entry.seq, entry.append_id, entry.kind, entry.name, entry.at, entry.sign, entry.fence,
+        entry.lease, entry.data_seq, entry.about_seq, entry.recipe, entry.digest, entry.note,
+        entry.request or None, entry.base, entry.frame,
+    )  # fmt: skip
+
+
+def labels_text(labels: dict[str, str]) -> str:
+    return msgspec.json.encode(labels).decode()
+
+
+def label_rows(row: Row, created_at: int, labels: dict[str, str]) -> list[tuple[Any, ...]]:
+    return [(row.namespace, name, value, created_at, row.key) for name, value in labels.items()]
+
+
+def search_text(row: Row, labels: dict[str, str]) -> str:
+    return APART.join((row.session_id, row.agent_type, row.user_id, *labels.values()))

@@ -1,0 +1,1 @@
+"""What the stores on a server share: batches, connection pool, deadlines, metrics."""

@@ -1,0 +1,57 @@
+"""Session states and the transitions between them. Every verb of every API checks this one table."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from saveslot.errors import InvalidTransition
+
+
+class SessionState(StrEnum):
+    ACTIVE = "active"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+ACTIVE, PAUSED, COMPLETED, FAILED = SessionState
+
+# For each verb: the states that allow it, and the state it leads to. A failed session continues only on purpose
+# (recover, rollback); a completed one never does: fork it.
+TRANSITIONS: dict[str, dict[SessionState, SessionState]] = {
+    "checkpoint": {ACTIVE: ACTIVE, PAUSED: PAUSED},
+    "pause": {ACTIVE: PAUSED},
+    "resume": {PAUSED: ACTIVE, ACTIVE: ACTIVE},
+    "complete": {ACTIVE: COMPLETED, PAUSED: COMPLETED},
+    "fail": {ACTIVE: FAILED, PAUSED: FAILED},
+    "recover": {FAILED: ACTIVE},
+    "cancel": {ACTIVE: FAILED, PAUSED: FAILED},  # at once, or as soon as its holder leaves it
+    "rollback": {ACTIVE: ACTIVE, PAUSED: PAUSED, FAILED: ACTIVE},
+    "hold": {ACTIVE: ACTIVE, PAUSED: PAUSED},
+}
+
+_TARGET = {"pause": PAUSED, "complete": COMPLETED, "fail": FAILED, "cancel": FAILED}
+
+_HINT = {
+    ACTIVE: "it is active; this needs a failed session",
+    PAUSED: "it is paused; resume it first",
+    COMPLETED: "a completed session stays as it is; fork it to continue from there",
+    FAILED: "recover a failed session, or roll it back",
+}
+
+# `hold` meets ended sessions in programs that are run again: it says where their results are.
+_HOLD_HINT = {
+    COMPLETED: "read its result with get_checkpoint(id, 'session_completed').data and its state with get_data(id), or "
+    "fork(id) to continue from there",
+    FAILED: "get_checkpoint(id, 'session_failed').data says why; rollback(id, 'latest') or recover() reopens it, "
+    "fork(id) continues in a new session",
+}
+
+
+def follow(state: SessionState, verb: str) -> SessionState:
+    """Return the state after `verb`, or raise `InvalidTransition` with both states."""
+    after = TRANSITIONS[verb].get(state)
+    if after is None:
+        hint = _HOLD_HINT[state] if verb == "hold" else _HINT[state]
+        raise InvalidTransition(verb, state.value, _TARGET.get(verb, ACTIVE).value, hint)
+    return after

@@ -1,0 +1,32 @@
+"""The lowest versions of the dependencies, which `make test-lowest` installs."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_lowest_versions_are_the_declared_ones():
+    """lowest.txt pins each minimum that pyproject.toml declares, and nothing else."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = [
+        *project["dependencies"],
+        *(line for extra in project["optional-dependencies"].values() for line in extra),
+    ]
+    minimums = {
+        name.partition("[")[0]: version for name, _, version in (line.partition(">=") for line in declared) if version
+    }
+    pinned = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "lowest.txt").read_text(encoding="utf-8"), re.MULTILINE))
+    assert pinned.keys() == minimums.keys()
+    assert all(f"{pinned[name]}.0.0".startswith(f"{version}.") for name, version in minimums.items())
+
+
+def test_development_tools_are_not_published():
+    """The extras are for users: test and benchmark tools are dependency groups, and `all` brings no test tools."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    assert sorted(extras) == ["all", "cli", "crypto", "postgres", "stack", "testing", "valkey", "yaml"]
+    assert extras["all"] == ["saveslot[cli,postgres,valkey,yaml,crypto]"]
