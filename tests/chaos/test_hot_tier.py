@@ -396,14 +396,18 @@ async def test_cluster_with_moving_slots(database: Postgres, cluster: Cluster, l
         sessions = await stack.enter_async_context(SessionManager(client, store=store, namespace=namespace))
         ids = [(await sessions.create_session("agent")).session_id for _ in range(40)]  # of 12 a node may get none
         turn = 0
+        saved: dict[str, Any] = {session_id: {} for session_id in ids}
 
         async def right() -> None:
             nonlocal turn
             turn += 1
-            for session_id in random.sample(ids, 4):
-                await sessions.checkpoint(session_id, "turn", {"turn": turn, "pad": pad(session_id, turn)})
-                read = await sessions.get_data(session_id)
-                assert read == {"turn": turn, "pad": pad(session_id, turn)}
+            written = random.sample(ids, 4)
+            for session_id in written:
+                saved[session_id] = {"turn": turn, "pad": pad(session_id, turn)}
+                await sessions.checkpoint(session_id, "turn", saved[session_id])
+            # A copy follows its write a moment later: a read right after it has to come from the database.
+            for session_id in {*written, *random.sample(ids, 4)}:
+                assert await sessions.get_data(session_id) == saved[session_id]
 
         async def spread() -> bool:
             await right()
