@@ -9,11 +9,13 @@ import shlex
 import signal
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 import saveslot
+from saveslot.cli.keeper import AGAIN
 
 # Takes the session up and finishes it; the store is the keeper's.
 FINISH = """
@@ -159,6 +161,35 @@ def test_command_runs_for_what_an_error_released(keep, samples, tmp_path):
             return [(await sessions.get_session(one)).state for one in ("again", "never")]
 
     assert asyncio.run(results()) == ["completed", "failed"]
+
+
+# Leaves the session by an error twice, then finishes it; each run adds a line to the file.
+STUMBLE = """
+import asyncio, sys
+import saveslot
+
+async def main():
+    async with saveslot.open(worker_beat=0.1, worker_ttl=0.5, backoff=0.1) as sessions:
+        async with sessions.hold(sys.argv[1], wait=30) as held:
+            with open(sys.argv[2], "a") as runs:
+                runs.write("run\\n")
+            if len(open(sys.argv[2]).readlines()) < 3:
+                raise OSError("model API down")
+            await held.complete()
+
+asyncio.run(main())
+"""
+
+
+def test_command_that_held_its_session_follows_the_sessions_backoff(keep, samples, tmp_path):
+    """Only the session's own pauses count: the keeper's 30 s are for commands that never held it."""
+    script, runs = tmp_path / "stumble.py", tmp_path / "runs"
+    script.write_text(STUMBLE)
+    asyncio.run(leave(samples.url, "lesson-1"))
+    process = keep("--run", f"{sys.executable} {script} {{id}} {runs}")
+    ended = [datetime.fromisoformat(said(process, "ended")["timestamp"]) for _ in range(3)]
+    assert runs.read_text() == "run\n" * 3
+    assert ended[2] - ended[0] < timedelta(seconds=AGAIN)
 
 
 def test_running_command_is_not_started_again(keep, samples, tmp_path):

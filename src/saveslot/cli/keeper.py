@@ -36,6 +36,7 @@ from saveslot.errors import SaveslotError
 from saveslot.manager import SessionManager
 from saveslot.manager.claims import startable
 from saveslot.manager.keeper import TIDY
+from saveslot.session.model import Owner
 from saveslot.stores.findings import checkup
 from saveslot.values.checks import Data
 from saveslot.values.lifecycle import SessionState
@@ -43,8 +44,8 @@ from saveslot.values.words import many, size, span
 
 # Orphans per page; namespaces that one process keeps.
 PAGE, NAMESPACES = 1000, 10_000
-# Seconds until a command is started again for the same session, doubled after each failure up to an hour: a session
-# that kills its agents must not keep a machine busy.
+# Seconds until a command that ended without having held its session is started again for it, doubled after each failure
+# up to an hour. Commands that held it follow the session's own attempts and `backoff`.
 AGAIN, LONGEST = 30.0, 3600.0
 # Seconds that commands get to end when the keeper does. A command killed after that leaves an orphan.
 GRACE = 10.0
@@ -218,7 +219,7 @@ class Watchman:
         self._commands = commands
         self._report = say
         self._trouble = ""
-        self._orphans: dict[str, str] = {}  # by id: the worker that held it
+        self._orphans: dict[str, Owner] = {}  # by id
         self._swept = 0
         self._tidied = (0, 0, 0)
 
@@ -258,21 +259,21 @@ class Watchman:
         before, self._orphans = self._orphans, await self._found()
         for one in before.keys() - self._orphans.keys():
             self._say("taken", one, await self._fate(one))
-        for one, worker in self._orphans.items():
-            if before.get(one) != worker:
-                self._say("orphan", one, f"{worker} is dead" if worker else "its owner left it by an error")
+        for one, owner in self._orphans.items():
+            if one not in before or before[one].worker != owner.worker:
+                self._say("orphan", one, f"{owner.worker} is dead" if owner.worker else "its owner left it by an error")
         if self._commands is not None:
             for one in await startable(self._sessions, list(self._orphans)):
-                self._commands.start((self._sessions.namespace, one))
+                self._commands.start((self._sessions.namespace, one), self._orphans[one].fence)
 
-    async def _found(self) -> dict[str, str]:
-        owners: dict[str, str] = {}
+    async def _found(self) -> dict[str, Owner]:
+        owners: dict[str, Owner] = {}
         after: str | None = None
         while True:
             page = await self._sessions.find(
                 agent_type=self._agent, state=SessionState.ACTIVE, orphaned=True, limit=PAGE, after=after
             )
-            owners |= {session.session_id: session.owner.worker for session in page if session.owner is not None}
+            owners |= {session.session_id: session.owner for session in page if session.owner is not None}
             after = page.next
             if after is None:
                 return owners
@@ -300,12 +301,21 @@ class Commands:
         self._late_at: dict[Place, float] = {}  # monotonic time of the next signal to a command, with `timeout`
         self._overdue: set[Place] = set()  # was sent SIGTERM
         self._failures: dict[Place, int] = {}
-        self._due: dict[Place, float] = {}  # monotonic time before which it is not started again
+        self._due: dict[Place, float] = {}  # monotonic time before which it is not started again …
+        self._fences: dict[Place, int] = {}  # … while the session still has the fence that the command met
 
-    def start(self, place: Place) -> None:
-        """Start the command, unless one runs for this session or ended just now, or `limit` commands run."""
-        if place in self._running or len(self._running) >= self._limit or time.monotonic() < self._due.get(place, 0.0):
+    def start(self, place: Place, fence: int) -> None:
+        """Start the command, unless one runs for this session, `limit` commands run, or the last one ended just now
+        without having held the session.
+        """
+        unheld = fence == self._fences.get(place)
+        if place in self._running or len(self._running) >= self._limit:
             return
+        if unheld and time.monotonic() < self._due.get(place, 0.0):
+            return
+        if not unheld:
+            self._failures.pop(place, None)
+        self._fences[place] = fence
         namespace, session_id = place
         # No shell, since users choose ids. In its own session, so that Ctrl-C reaches only the keeper, which ends it.
         words = [word.replace("{id}", session_id) for word in self._words]
