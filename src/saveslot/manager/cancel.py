@@ -23,7 +23,7 @@ async def cancel(sessions: Space, id: AgentSession | str, reason: str = "") -> S
     The holder's `cancelled` is set within a heartbeat, and its next verb raises `Cancelled`, except `checkpoint`,
     `complete` and `fail`. When it leaves, or dies, the session fails with the reason `cancelled`.
     """
-    session_id, reason = as_name(getattr(id, "session_id", id), "session_id"), as_label(reason, "reason")
+    session_id, reason = as_name(getattr(id, "session_id", id), "id"), as_label(reason, "reason")
     author = passerby(sessions, session_id, fresh=True, insists=True)
     silent: bytes | None = None  # the newest entry when its owner was found silent, but not known to be dead
 
@@ -55,7 +55,7 @@ async def release(sessions: Space, id: AgentSession | str, reason: str = "") -> 
 
     The session stays active, without an owner: `claim(released=True)` and `hold` take it. A cancelled one fails.
     """
-    session_id, reason = as_name(getattr(id, "session_id", id), "session_id"), as_label(reason, "reason")
+    session_id, reason = as_name(getattr(id, "session_id", id), "id"), as_label(reason, "reason")
     author = passerby(sessions, session_id, fresh=True, insists=True)
     lease: bytes | None = None
 

@@ -315,7 +315,7 @@ class Deletion(Plan):
 
     def __init__(self, sessions: Space, id: str, seen: str | None) -> None:
         self.version = as_version(seen)
-        super().__init__(sessions, as_name(id, "session_id"))
+        super().__init__(sessions, as_name(id, "id"))
 
     def stranger(self) -> Author:
         return passerby(self.sessions, self.where[1], version=self.version, fresh=True, insists=True)

@@ -111,7 +111,7 @@ async def take(
     wait: Span = 0,
 ) -> Held:
     """`hold` without a block: call `release` yourself."""
-    session_id = as_name(getattr(id, "session_id", id), "session_id")
+    session_id = as_name(getattr(id, "session_id", id), "id")
     new: Data = {"user_id": user_id, "context": context, "metadata": metadata, "labels": labels, "data": data}
     if create is None:
         for name, value in new.items():

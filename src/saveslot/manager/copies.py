@@ -37,7 +37,7 @@ async def copy_session(
     unlike a fork, which keeps no step; it keeps idempotency keys, too. It has no owner. `AlreadyExists` if the id is
     taken.
     """
-    session_id, target, vault = as_name(id, "session_id"), as_name(to, "to"), sessions.engine.vault
+    session_id, target, vault = as_name(id, "id"), as_name(to, "to"), sessions.engine.vault
     call = CALL.get()
     draft = None if call is None else call.draft
     if draft is None:

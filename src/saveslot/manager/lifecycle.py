@@ -51,7 +51,7 @@ async def fail(
 async def _changed(
     sessions: Space, id: str, kind: Kind, name: str, note: Data, *, seen: Version | None
 ) -> AgentSession:
-    session_id, note, verb = as_name(id, "session_id"), as_data(note, "data"), VERBS[kind]
+    session_id, note, verb = as_name(id, "id"), as_data(note, "data"), VERBS[kind]
 
     async def decide(log: Log) -> Draft | None:
         state = follow(log.at.state, verb)

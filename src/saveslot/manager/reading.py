@@ -76,7 +76,7 @@ async def get_session(
     """
     if history is not None and history != "all":
         history = as_count(history, "history")
-    scope, known = (sessions.namespace, as_name(id, "session_id")), sessions.engine.known
+    scope, known = (sessions.namespace, as_name(id, "id")), sessions.engine.known
     before = known.stamp(scope)
     [head] = await sessions.engine.answers.at(level, max_age).heads([scope])
     if head is None:

@@ -29,7 +29,7 @@ async def record(
     checkpoint: retention, `latest` and `~n` do not count it. The same `key` again returns the first one's number;
     `InvalidInput` if name or value differ. With `seen`, a version: `Conflict` unless that is the session's.
     """
-    session_id, version = as_name(id, "session_id"), as_version(seen)
+    session_id, version = as_name(id, "id"), as_version(seen)
     new = NewRecord.of(name, value, key, sessions.engine.limit)
     return await _record(sessions, session_id, new, seen=version)
 
@@ -71,7 +71,7 @@ async def drop(sessions: Space, id: str, refs: Collection[str | int] | str | int
     Return how many. `InvalidInput` names those that stay: the latest one, pinned ones, and entries without the agent's
     data. While another process holds the session: `LeaseHeld`.
     """
-    session_id, version = as_name(id, "session_id"), as_version(seen)
+    session_id, version = as_name(id, "id"), as_version(seen)
     wanted = [refs] if isinstance(refs, str | int) else _listed(refs)
 
     async def mark(head: Head, draft: Draft) -> bool:

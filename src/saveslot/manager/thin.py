@@ -102,7 +102,7 @@ async def thin(
     They are hidden at once; their bytes are freed by a call at least `grace` later, or by the keeper. While another
     process holds the session: `LeaseHeld`. `dry_run` only reports.
     """
-    session_id, age = as_name(id, "session_id"), as_age(grace, "grace")
+    session_id, age = as_name(id, "id"), as_age(grace, "grace")
     rule = None if retention is None else as_rule(retention)
     read: Headers | None = None
     drops: list[int] = []
@@ -149,7 +149,7 @@ async def pins(sessions: Space, id: str) -> list[int]:
 
 @once_in(scope_of)
 async def _pin(sessions: Space, id: str, ref: str | int, kind: Kind) -> Checkpoint:
-    session_id = as_name(id, "session_id")
+    session_id = as_name(id, "id")
     chosen = 0
 
     async def mark(head: Head, draft: Draft) -> bool:

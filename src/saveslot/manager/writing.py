@@ -328,7 +328,7 @@ async def delete_session(sessions: Space, id: str, *, seen: str | None = None) -
 
     With `seen`, a version: `Conflict` unless that names its newest entry. Without, whatever is newest.
     """
-    session_id, engine, call = as_name(id, "session_id"), sessions.engine, CALL.get()
+    session_id, engine, call = as_name(id, "id"), sessions.engine, CALL.get()
     version = as_version(seen)
     scope = (sessions.namespace, session_id)
 
@@ -591,7 +591,7 @@ def named(session: AgentSession | str) -> tuple[AgentSession | None, str]:
         return session, session.session_id
     if isinstance(session, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         return None, session  # checked where it is looked up in the store
-    return None, as_name(session, "session_id")
+    return None, as_name(session, "session")
 
 
 def as_value(session: Any) -> AgentSession:

@@ -68,7 +68,7 @@ class Lookup:
         self._known = known  # None: these reads are not a caller's
 
     async def head(self, session_id: str, *, state: bool = False) -> Head | None:
-        scope = (self.namespace, as_name(session_id, "session_id"))
+        scope = (self.namespace, as_name(session_id, "id"))
         before = b"" if self._known is None else self._known.stamp(scope)
         [head] = await self.store.heads([scope], state=state)
         if head is not None and isinstance(head.row.locked, Corrupt):
