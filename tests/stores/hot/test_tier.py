@@ -880,7 +880,8 @@ class Agents:
                 await asyncio.sleep(random.choice((0, 0.05)))  # before the copy was made, or after
                 await self._read(pen, keyframe)
                 self.turns += 1
-                keyframe = pen.seq + 1 if pen.seq > 1 and random.random() < 0.2 else keyframe
+                long = pen.seq - keyframe > 25  # a recipe names at most 32 short patches
+                keyframe = pen.seq + 1 if pen.seq > 1 and (long or random.random() < 0.2) else keyframe
                 group = saved(pen, keyframe, 1 + self.turns % 3)
                 self.frames[pen.key] = self.frames.get(pen.key, {}) | {e.seq: e.frame for e in group.entries}
             await self.one.append([pen.delete()])
