@@ -28,5 +28,5 @@ def test_development_tools_are_not_published():
     """The extras are for users: test and benchmark tools are dependency groups, and `all` brings no test tools."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    assert sorted(extras) == ["all", "cli", "crypto", "postgres", "stack", "testing", "valkey", "yaml"]
+    assert sorted(extras) == ["all", "cli", "crypto", "postgres", "server", "stack", "testing", "valkey", "yaml"]
     assert extras["all"] == ["saveslot[cli,postgres,valkey,yaml,crypto]"]

@@ -350,7 +350,7 @@ async def test_non_session_arguments_are_refused(sessions, wrong):
         sessions.history(wrong),
         sessions.delete_session(wrong),
     ):
-        with pytest.raises(InvalidInput, match="^(session|id): "):
+        with pytest.raises(InvalidInput, match=r"^(session|id): "):
             await call
 
 

@@ -50,7 +50,7 @@ async def test_impossible_ids_are_refused(sessions, bad):
     """An id that no store could keep raises InvalidInput and stores nothing."""
     with pytest.raises(InvalidInput, match="session_id"):
         await sessions.create_session("tutor", session_id=bad)
-    with pytest.raises(InvalidInput, match="^id: "):
+    with pytest.raises(InvalidInput, match=r"^id: "):
         await sessions.get_session(bad)
     assert await sessions.count() == 0
 

@@ -171,6 +171,11 @@ COMMANDS: dict[str, dict[str, Command]] = {
             "Watch workers finish a killed agent's work, with every effect done once.",
             ("demo", "demo --fast", "demo --stack"),
         ),
+        "serve": Command(
+            "serve",
+            "Serve the store over HTTP, for other machines and languages, on 127.0.0.1:7788.",
+            ("serve", "serve --store postgresql://agents@db/agents --port 8000"),
+        ),
         "keeper": Command(
             "keeper",
             "Background maintenance: restart orphaned sessions, fail stale ones, apply retention.",

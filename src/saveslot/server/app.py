@@ -1,0 +1,85 @@
+"""The ASGI application: finds the route, asks the guard, decodes, responds; every error becomes a problem."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from saveslot.errors import InvalidInput, NotFound, SaveslotError
+from saveslot.manager import SessionManager
+from saveslot.server.call import Call
+from saveslot.server.guard import admit
+from saveslot.server.problem import Problem, problem, status_of
+from saveslot.server.routes import Routes, table
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+log = logging.getLogger("saveslot.server")
+# Headers of every answer. Nothing is cached by default, and a browser loads only what this server sends.
+SAFE = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+class Server:
+    """The application over an open manager. It is closed by whoever opened it."""
+
+    def __init__(self, manager: SessionManager) -> None:
+        self.manager = manager
+        self.routes = Routes(table())
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        request_id = request.headers.get("x-request-id", "")
+        if not (request_id.isascii() and request_id.isprintable() and 0 < len(request_id) <= 100):  # noqa: PLR2004
+            request_id = uuid4().hex
+        try:
+            response = await self._answer(request, request_id)
+        except ClientDisconnect:
+            return
+        response.headers["x-request-id"] = request_id
+        for name, value in SAFE.items():
+            response.headers.setdefault(name, value)
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request, request_id: str) -> Response:
+        try:
+            call = self._call(request, request_id)
+            admit(call)
+            await call.decode()
+            return await call.route.respond(call)
+        except Problem as exc:
+            return problem(exc.error, exc.status, exc.headers, request_id=request_id)
+        except SaveslotError as exc:
+            return problem(exc, status_of(exc, conditional="if-match" in request.headers), request_id=request_id)
+        except ClientDisconnect:
+            raise
+        except Exception:
+            log.exception("request %s failed", request_id)
+            return problem(SaveslotError("internal error; the server's log has the details"), request_id=request_id)
+
+    def _call(self, request: Request, request_id: str) -> Call:
+        raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
+        try:
+            methods, values = self.routes.find(raw.partition(b"?")[0].decode("ascii"))
+        except UnicodeDecodeError:
+            raise Problem(400, InvalidInput("path", "is not percent-encoded UTF-8")) from None
+        if not methods:
+            raise NotFound(f"there is no {request.scope['path']} on this server; /openapi.json lists what there is")
+        method = "GET" if request.method == "HEAD" else request.method
+        if method not in methods:
+            allowed = ", ".join(sorted(methods))
+            raise Problem(405, InvalidInput("method", f"must be {allowed} here"), {"allow": allowed})
+        return Call(methods[method], request, values, self.manager, request_id)

@@ -1,0 +1,121 @@
+"""What a responder gets: the caller, the sessions of its namespace, and the request, read under a cap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+
+from saveslot import codec
+from saveslot.errors import Corrupt, InvalidInput, TooLarge
+from saveslot.manager import SessionManager
+from saveslot.server.problem import Problem
+from saveslot.server.routes import Route, Scope
+
+JSON = "application/json"
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who calls: a token, or a person at this machine."""
+
+    name: str  # the token's; "" without one
+    scope: Scope
+    namespaces: frozenset[str] | None = None  # None: all
+
+    def to_dict(self) -> dict[str, Any]:
+        namespaces = None if self.namespaces is None else sorted(self.namespaces)
+        return {"name": self.name, "scope": self.scope, "namespaces": namespaces}
+
+
+class Call:
+    """One request, after the guard let it in."""
+
+    def __init__(
+        self,
+        route: Route,
+        request: Request,
+        path: Mapping[str, str],
+        manager: SessionManager,
+        request_id: str,
+    ) -> None:
+        self.route = route
+        self.request = request
+        self.path = path
+        self.request_id = request_id
+        self.caller = Caller("", "open")
+        self.namespace = "default"
+        self.query: Any = None  # an instance of `route.query`
+        self.content: Any = None  # an instance of `route.takes`
+        self.manager = manager  # of the server's own namespace
+
+    @property
+    def headers(self) -> Headers:
+        return self.request.headers
+
+    @property
+    def sessions(self) -> SessionManager:
+        """A manager of the namespace that the request names, which the guard has checked."""
+        return self.manager.of(self.namespace)
+
+    async def body(self) -> bytes:
+        """Read the body; `TooLarge` before more than `route.largest` bytes are in memory."""
+        largest = self.route.largest
+        declared = self.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > largest:
+            raise TooLarge("the request", limit=largest, size=int(declared))
+        parts: list[bytes] = []
+        size = 0
+        async for part in self.request.stream():
+            size += len(part)
+            if size > largest:
+                raise TooLarge("the request", limit=largest, size=size)
+            parts.append(part)
+        return b"".join(parts)
+
+    async def decode(self) -> None:
+        """Decode query and body into the types that the route names."""
+        if self.route.query is not None:
+            self.query = _query(self.request, self.route.query)
+        if self.route.takes is None:
+            return
+        kind = self.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+        if kind != JSON:
+            raise Problem(415, InvalidInput("content-type", f"must be {JSON}, not {kind}"))
+        text = await self.body()
+        try:
+            value = codec.decode(text or b"{}", tagged=True)
+        except Corrupt:
+            raise Problem(400, InvalidInput("body", "is not JSON in UTF-8")) from None
+        self.content = converted(value, self.route.takes, "body")
+
+    def json(self, value: Any, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
+        """An answer in JSON. Types that JSON lacks stand in the tagged form of FORMAT.md."""
+        text, _ = codec.encode(value, "answer", codec.ANY_SIZE)
+        return Response(text, self.route.status if status is None else status, headers, JSON)
+
+
+def converted(value: Any, kind: Any, path: str) -> Any:
+    """Return the value as that type; `InvalidInput` with the path of what does not fit."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as exc:
+        reason, _, where = str(exc).partition(" - at `$")
+        raise InvalidInput(where.rstrip("`").lstrip(".") or path, reason[:1].lower() + reason[1:]) from None
+
+
+def _query(request: Request, kind: type[msgspec.Struct]) -> Any:
+    lists = {field.encode_name for field in msgspec.structs.fields(kind) if "list" in str(field.type)}
+    texts = {
+        name: request.query_params.getlist(name) if name in lists else value
+        for name, value in request.query_params.items()
+        if name != "ns"
+    }
+    try:
+        return msgspec.convert(texts, kind, strict=False)
+    except msgspec.ValidationError as exc:
+        reason, _, where = str(exc).partition(" - at `$")
+        raise InvalidInput(where.rstrip("`").lstrip(".") or "query", reason[:1].lower() + reason[1:]) from None

@@ -1,0 +1,87 @@
+"""Errors as answers: problem+json (RFC 9457) with the stable codes of `saveslot.errors`.
+
+    HTTP/1.1 404 Not Found
+    content-type: application/problem+json
+
+    {"type": "urn:saveslot:error:not_found", "title": "Not Found", "status": 404,
+     "detail": "no session s1 in namespace default", "code": "not_found", "message": "no session s1 …"}
+
+`code`, `message` and the fields after them are those of `SaveslotError.to_dict`, so `errors.from_dict` rebuilds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from saveslot.errors import BY_CODE, SaveslotError
+
+PROBLEM = "application/problem+json"
+# The status of each error code. Two of them depend on the request: a conflict under If-Match is 412 (`status_of`), and
+# `Problem` sets another status where HTTP has one of its own, such as 415.
+STATUS = {
+    "not_found": 404,
+    "conflict": 409,
+    "already_exists": 409,
+    "lease_held": 409,
+    "lease_lost": 409,
+    "invalid_transition": 409,
+    "step_unknown": 409,
+    "step_failed": 409,
+    "cancelled": 409,
+    "key_missing": 409,
+    "wrong_key": 409,
+    "history_lost": 409,
+    "invalid_input": 422,
+    "too_large": 413,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "corrupt": 500,
+    "error": 500,
+    "unavailable": 503,
+}
+# Seconds after which a client may try again when the store or the server was busy.
+RETRY_AFTER = "1"
+
+
+class Problem(Exception):
+    """An error whose status is not that of its code."""
+
+    def __init__(self, status: int, error: SaveslotError, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(str(error))
+        self.status = status
+        self.error = error
+        self.headers = headers or {}
+
+
+def status_of(error: SaveslotError, *, conditional: bool = False) -> int:
+    """Return the status of an error. `conditional`: the request had If-Match, so a conflict is a failed condition."""
+    return 412 if conditional and error.code == "conflict" else STATUS.get(error.code, 500)
+
+
+def problem(
+    error: SaveslotError, status: int | None = None, headers: Mapping[str, str] | None = None, *, request_id: str = ""
+) -> Response:
+    status = status_of(error) if status is None else status
+    fields: dict[str, Any] = {
+        "type": f"urn:saveslot:error:{error.code}",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": str(error),
+        **error.to_dict(),
+    }
+    if request_id:
+        fields["request_id"] = request_id
+    extra = dict(headers or {})
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        extra.setdefault("retry-after", RETRY_AFTER)
+    if status == HTTPStatus.UNAUTHORIZED:
+        extra.setdefault("www-authenticate", 'Bearer realm="saveslot"')
+    return Response(msgspec.json.encode(fields), status, extra, PROBLEM)
+
+
+assert STATUS.keys() == BY_CODE.keys()  # noqa: S101  (a new error code needs a status)

@@ -1,0 +1,87 @@
+"""The table of all routes. Guard, OpenAPI, metrics and tests walk it, so nothing is served that is not in it.
+
+A door is a module with a list of `Route`; `TABLE` joins them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import unquote
+
+from msgspec import Struct
+from starlette.responses import Response
+
+if TYPE_CHECKING:
+    from saveslot.server.call import Call
+
+# What a caller must be allowed to do; each word includes the ones before it. `open` needs no token.
+Scope = Literal["open", "read", "write", "admin"]
+SCOPES: tuple[Scope, ...] = ("open", "read", "write", "admin")
+# Bytes of a request body, after decompression, unless the route says otherwise.
+BODY = 16 << 20
+
+
+class Route(NamedTuple):
+    method: str
+    path: str  # "/v1/sessions/{id}": {id} is one segment, unquoted, so it may contain a quoted slash
+    scope: Scope
+    respond: Callable[[Call], Awaitable[Response]]
+    summary: str
+    takes: Any = None  # the type of the JSON body, decoded into `call.content`; None: the responder reads `body()`
+    gives: Any = None  # the type of the JSON answer
+    query: type[Struct] | None = None  # its parameters, decoded into `call.query`
+    status: int = 200  # of a successful answer
+    namespaced: bool = True  # works in one namespace, which the caller's token must allow
+    streams: bool = False  # no deadline: the answer goes on until either side ends it
+    errors: Sequence[str] = ()  # error codes beside those of every route, for OpenAPI
+    largest: int = BODY
+    tag: str = ""  # section in OpenAPI
+    description: str = ""
+
+
+class Routes:
+    """Finds the route of a request by the segments of its path as sent: an id may contain %2F."""
+
+    def __init__(self, table: Sequence[Route]) -> None:
+        self.table = table
+        self._by_length: dict[int, list[tuple[list[str], dict[str, Route]]]] = {}
+        for route in table:
+            segments = route.path.split("/")
+            alike = self._by_length.setdefault(len(segments), [])
+            for known, methods in alike:
+                if [_fixed(part) for part in known] == [_fixed(part) for part in segments]:
+                    methods[route.method] = route
+                    break
+            else:
+                alike.append((segments, {route.method: route}))
+        for alike in self._by_length.values():  # /sessions/stats goes before /sessions/{id}
+            alike.sort(key=lambda item: [_fixed(part) is None for part in item[0]])
+
+    def find(self, path: str) -> tuple[dict[str, Route], dict[str, str]]:
+        """Return the routes of a path by method, and the values of its segments; no routes if it is unknown."""
+        segments = path.split("/")
+        for known, methods in self._by_length.get(len(segments), ()):
+            values: dict[str, str] = {}
+            for part, segment in zip(known, segments, strict=True):
+                if _fixed(part) is None:
+                    if not segment:
+                        break
+                    values[part[1:-1]] = unquote(segment, errors="strict")
+                elif part != segment:
+                    break
+            else:
+                return methods, values
+        return {}, {}
+
+
+def _fixed(part: str) -> str | None:
+    """A segment that stands for itself; None for {name}."""
+    return None if part.startswith("{") else part
+
+
+def table() -> list[Route]:
+    """Every route of the server. A door adds its module here."""
+    from saveslot.server import health, me
+
+    return [*health.ROUTES, *me.ROUTES]

@@ -1,0 +1,93 @@
+"""One server process: bind, open the store, answer until SIGTERM or Ctrl-C, let requests finish, close the store."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import uvicorn
+
+from saveslot.errors import InvalidInput, Unavailable
+from saveslot.opening import open as open_sessions
+from saveslot.server.app import Server
+from saveslot.server.guard import LOOPBACK
+
+# Seconds that open requests get to finish after SIGTERM.
+GRACE = 10
+
+
+class Uvicorn(uvicorn.Server):
+    """Calls `ready` once it listens. Leaves signals to `serve`, which closes the store after it."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+async def serve(url: str | None, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Serve the store until this process is told to end. `ready` gets the server's URL once it answers."""
+    require_loopback(host)
+    listening = bind(host, port)
+    async with open_sessions(url) as sessions:
+        config = uvicorn.Config(
+            Server(sessions),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE,
+        )
+        place = listening.getsockname()
+        server = Uvicorn(config, lambda: ready(f"http://{_quoted(place[0])}:{place[1]}"))
+        loop = asyncio.get_running_loop()
+        signals = () if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, setattr, server, "should_exit", True)  # noqa: FBT003
+        try:
+            await server.serve(sockets=[listening])
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+
+def require_loopback(host: str) -> None:
+    if _quoted(host) not in LOOPBACK:
+        raise InvalidInput(
+            "--host", f"{host} can be reached from other machines, and this server asks nobody for a token"
+        )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    try:
+        [(family, kind, number, _, address), *_] = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        listening = socket.socket(family, kind, number)
+        try:
+            if sys.platform != "win32":  # there it would let another process take the port over
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+        except BaseException:
+            listening.close()
+            raise
+    except OSError as exc:
+        raise Unavailable(f"cannot listen on {host}:{port} ({exc.strerror}); choose another --port") from exc
+    return listening
+
+
+def _quoted(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
