@@ -16,7 +16,7 @@ from saveslot.manager.reading import checkpoints_of, get_session
 from saveslot.session.answers import answered
 from saveslot.session.attempts import Limit, as_own
 from saveslot.session.change import change, send
-from saveslot.session.draft import ABOUT, Draft, beginning, creation
+from saveslot.session.draft import ABOUT, FORKED, Draft, beginning, creation
 from saveslot.session.engine import Space, passerby, scope_of
 from saveslot.session.held import rolled_back
 from saveslot.session.log import Log
@@ -552,6 +552,7 @@ async def branch(
         labels=source.labels,
     )
     draft = _born(sessions, session)
+    draft.group.entries[0].labels = {FORKED: source.session_id}
     if origin is not None:
         draft.checkpoint(origin.name, origin.data, {**origin.metadata, "forked_from": origin.id})
     return await _made_once(sessions, session, draft, None, request)

@@ -82,6 +82,6 @@ def _fixed(part: str) -> str | None:
 
 def table() -> list[Route]:
     """Every route of the server. A door adds its module here."""
-    from saveslot.server import health, me
+    from saveslot.server import health, me, views
 
-    return [*health.ROUTES, *me.ROUTES]
+    return [*health.ROUTES, *me.ROUTES, *views.ROUTES]

@@ -33,6 +33,8 @@ UNFINISHED = b"\x01"
 
 # Metadata key of a checkpoint's labels, by which `find` finds its session.
 LABELS = "labels"
+# Label of a fork's first entry, by which `find` finds the forks of a session.
+FORKED = "saveslot.forked_from"
 
 
 def entry_labels(metadata: Data) -> dict[str, str]:

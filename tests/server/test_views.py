@@ -1,0 +1,51 @@
+"""What lists, tapes and charts show, over HTTP."""
+
+from __future__ import annotations
+
+import pytest
+
+import saveslot
+from tests.server.conftest import serving
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """A server over a file with one session of six entries."""
+    path = tmp_path_factory.mktemp("views") / "agents.db"
+    with saveslot.blocking.open(str(path)) as sessions:
+        sessions.create_session("tutor", session_id="a/b", data={"n": 0})
+        with sessions.hold("a/b") as held:
+            held.checkpoint("one", {"n": 1}, {"m": [1]})
+            held.step("ask", lambda: 1)
+    with serving(str(path)) as served:
+        yield served
+
+
+def test_log_pages(filled):
+    """Rows as `LogEntry` names them, with an ETag that answers 304."""
+    answer = filled.request("GET", "/v1/sessions/a%2Fb/log?limit=2&after=3")
+    assert answer.status == 200
+    assert [(row["seq"], row["kind"], row["metadata"]) for row in answer.json["items"]] == [
+        (4, "checkpoint", {"m": [1]}),
+        (5, "step_finished", {}),
+    ]
+    assert {"from", "to", "step", "forks", "lease_change"} <= set(answer.json["items"][0])
+    assert (answer.json["next"], answer.json["previous"], answer.json["entries"]) == (5, 4, 6)
+    again = filled.request("GET", "/v1/sessions/a%2Fb/log", if_none_match=answer.headers["etag"])
+    assert (again.status, again.body) == (304, b"")
+
+
+def test_outlook_and_shapes(filled):
+    """One session's outlook; shapes of known ids."""
+    outlook = filled.request("GET", "/v1/sessions/a%2Fb/outlook").json
+    assert (outlook["goes_on_from"]["name"], outlook["steps"]["finished"]) == ("one", 1)
+    shapes = filled.request("GET", "/v1/shapes?ids=a%2Fb&ids=none").json
+    assert [(shape["id"], len(shape["marks"])) for shape in shapes["items"]] == [("a/b", 5)]
+
+
+def test_mistakes_are_named(filled):
+    """Unknown sessions and parameters, and numbers out of range."""
+    assert filled.request("GET", "/v1/sessions/none/log").status == 404
+    for query in ("limit=0", "limit=501", "around=x", "nonsense=1", "around=1&after=2"):
+        assert filled.request("GET", f"/v1/sessions/a%2Fb/log?{query}").status == 422
+    assert filled.request("GET", "/v1/shapes").status == 422
