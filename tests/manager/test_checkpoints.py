@@ -199,6 +199,11 @@ async def test_history_filters(sessions, session, clock):
     since, until = checkpoints[3].timestamp, checkpoints[6].timestamp
     assert [c.data["n"] for c in await sessions.history(sid, since=since, until=until)] == [4, 5, 6]
     assert [c.data["n"] for c in await sessions.history(sid, since=since, limit=2)] == [8, 9]
+    seqs = [c.seq for c in shown]
+    assert [c.seq for c in await sessions.history(sid, before=seqs[5], limit=2)] == seqs[3:5]
+    assert [c.seq for c in await sessions.history(sid, before=seqs[-1] + 1)] == seqs
+    assert [c.seq for c in await sessions.history(sid, before=seqs[5], all=True)] == seqs[:5]
+    assert await sessions.history(sid, before=1) == await sessions.history(sid, before=0, all=True) == []
     assert await sessions.history(sid, limit=0) == []
     assert [c.name for c in await sessions.history(sid, all=True, limit=1)] == ["session_updated"]
     with pytest.raises(InvalidInput):

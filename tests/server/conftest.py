@@ -31,6 +31,7 @@ class Answer:
 class Served:
     process: subprocess.Popen[str]
     url: str
+    store: str  # its URL
 
     @property
     def address(self) -> str:
@@ -59,7 +60,7 @@ def serving(store: str, *options: str, **env: str) -> Iterator[Served]:
     try:
         line = process.stdout.readline()
         assert line.startswith("listening on http://"), line
-        yield Served(process, line.split()[-1])
+        yield Served(process, line.split()[-1], store)
     finally:
         process.terminate()
         try:

@@ -205,23 +205,31 @@ async def history(
     name: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
+    before: int | None = None,
     limit: int | None = None,
     all: bool = False,
 ) -> list[Checkpoint]:
     """Return its checkpoints, rollbacks and lifecycle entries, oldest first, decoded on access.
 
-    `since` is exclusive, `until` inclusive; `limit` returns only the newest; `all` returns every entry of the log.
+    `since` is exclusive, `until` inclusive; `before` is a number, exclusive; `limit` returns only the newest of those;
+    `all` returns every entry of the log.
     """
     limit = None if limit is None else as_count(limit, "limit")
+    before = None if before is None else as_count(before, "before")
     name = None if name is None else as_text(name, "name")
     first = -1 if since is None else micros(as_time(since, "since"))
     last = FOREVER if until is None else micros(as_time(until, "until"))
     head = await sessions.reader.existing(id)
     newest = limit if since is None and until is None else None
+    end = head.last.seq if before is None else min(before - 1, head.last.seq)
+    reach = None if end == head.last.seq else (1, end)
     if all:
-        entries = await sessions.engine.vault.entries(head.row.key, Wanted(name=name, newest=newest, frames=False))
+        wanted = Wanted([reach or (1, end)], name=name, newest=newest, frames=False)
+        entries = await sessions.engine.vault.entries(head.row.key, wanted)
+    elif end < 1:
+        entries = []
     else:
-        entries = await sessions.lookup.visible(head, SHOWN_KINDS, name=name, newest=newest)
+        entries = await sessions.lookup.visible(head, SHOWN_KINDS, within=reach, name=name, newest=newest)
     chosen = [entry for entry in entries if first < entry.at <= last]
     chosen = chosen if limit is None else chosen[max(0, len(chosen) - limit) :]
     thinned = await sessions.lookup.hidden(head) if all else frozenset[int]()

@@ -16,6 +16,7 @@ from saveslot.server.call import Call
 from saveslot.server.guard import admit
 from saveslot.server.problem import Problem, problem, status_of
 from saveslot.server.routes import Routes, table
+from saveslot.server.v1 import conditions
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -58,7 +59,11 @@ class Server:
         try:
             call = self._call(request, request_id)
             admit(call)
-            await call.decode()
+            try:
+                await call.decode()
+            except (Problem, SaveslotError):
+                await conditions.check(call)
+                raise
             return await call.route.respond(call)
         except Problem as exc:
             return problem(exc.error, exc.status, exc.headers, request_id=request_id)
@@ -77,7 +82,7 @@ class Server:
         except UnicodeDecodeError:
             raise Problem(400, InvalidInput("path", "is not percent-encoded UTF-8")) from None
         if not methods:
-            raise NotFound(f"there is no {request.scope['path']} on this server; /openapi.json lists what there is")
+            raise NotFound(f"there is no {request.scope['path']} on this server; /v1/openapi.json lists what there is")
         method = "GET" if request.method == "HEAD" else request.method
         if method not in methods:
             allowed = ", ".join(sorted(methods))

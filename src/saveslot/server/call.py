@@ -17,6 +17,8 @@ from saveslot.server.problem import Problem
 from saveslot.server.routes import Route, Scope
 
 JSON = "application/json"
+# Containers around a state in an answer: a state may be nested as deep as any JSON that the codec writes.
+WRAPPING = 4
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -93,9 +95,13 @@ class Call:
         self.content = converted(value, self.route.takes, "body")
 
     def json(self, value: Any, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
-        """An answer in JSON. Types that JSON lacks stand in the tagged form of FORMAT.md."""
-        text, _ = codec.encode(value, "answer", codec.ANY_SIZE)
-        return Response(text, self.route.status if status is None else status, headers, JSON)
+        """An answer in JSON."""
+        return Response(encoded(value), self.route.status if status is None else status, headers, JSON)
+
+
+def encoded(value: Any) -> bytes:
+    """Return a value as JSON. Types that JSON lacks stand in the tagged form of FORMAT.md."""
+    return codec.encode(value, "answer", codec.ANY_SIZE, depth=-WRAPPING)[0]
 
 
 def converted(value: Any, kind: Any, path: str) -> Any:

@@ -22,6 +22,14 @@ SCOPES: tuple[Scope, ...] = ("open", "read", "write", "admin")
 BODY = 16 << 20
 
 
+class Header(NamedTuple):
+    """A request header that a route reads, for OpenAPI."""
+
+    name: str
+    description: str
+    required: bool = False
+
+
 class Route(NamedTuple):
     method: str
     path: str  # "/v1/sessions/{id}": {id} is one segment, unquoted, so it may contain a quoted slash
@@ -34,6 +42,8 @@ class Route(NamedTuple):
     status: int = 200  # of a successful answer
     namespaced: bool = True  # works in one namespace, which the caller's token must allow
     streams: bool = False  # no deadline: the answer goes on until either side ends it
+    headers: Sequence[Header] = ()  # of the request, that it reads
+    finds: bool = True  # with {id} in its path: the session has to exist
     errors: Sequence[str] = ()  # error codes beside those of every route, for OpenAPI
     largest: int = BODY
     tag: str = ""  # section in OpenAPI
@@ -82,6 +92,6 @@ def _fixed(part: str) -> str | None:
 
 def table() -> list[Route]:
     """Every route of the server. A door adds its module here."""
-    from saveslot.server import health, me, views
+    from saveslot.server import health, me, v1, views
 
-    return [*health.ROUTES, *me.ROUTES, *views.ROUTES]
+    return [*health.ROUTES, *me.ROUTES, *v1.ROUTES, *views.ROUTES]

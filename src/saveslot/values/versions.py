@@ -28,6 +28,10 @@ def version(seq: int, append_id: bytes) -> str:
     return f"{seq}-{append_id[:STAMP].hex()}"
 
 
+def is_version(text: str) -> bool:
+    return _VERSION.fullmatch(text) is not None
+
+
 def as_version(value: Any, path: str = "seen") -> Version | None:
     """Parse the version that a caller has seen; None if it gave none."""
     if value is None:

@@ -1,0 +1,162 @@
+"""The values in answers: their fields, for OpenAPI, and how a session or a checkpoint is written."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Generic, TypeVar
+from urllib.parse import quote
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+from starlette.responses import Response
+
+from saveslot.server.call import Call
+from saveslot.server.v1 import conditions
+from saveslot.session.model import AgentSession, Checkpoint, DamagedSession
+from saveslot.values.checks import Data
+from saveslot.values.lifecycle import SessionState
+
+T = TypeVar("T")
+
+Value = Annotated[Any, Meta(description="Any JSON value; datetime, bytes and UUID stand in their tagged form.")]
+Object = Annotated[
+    dict[str, Any], Meta(description="A JSON object; datetime, bytes and UUID stand in their tagged form.")
+]
+Version = Annotated[
+    str,
+    Meta(
+        pattern=r"^[1-9][0-9]{0,18}-[0-9a-f]{16}$",
+        description="Names the newest entry: the session's ETag, for If-Match.",
+        examples=["17-9f86d081884c7d65"],
+    ),
+]
+
+
+class Page(Struct, Generic[T]):
+    """A page of a list. `next` is the cursor of the next page (`after=`), null on the last one."""
+
+    items: list[T]
+    next: str | None
+
+
+class Owner(Struct):
+    """The worker that holds a session. `left`: seconds until others may take it, 0 if they may."""
+
+    worker: str
+    left: float
+    fence: int
+    since: datetime | None
+
+
+class CheckpointOfSession(Struct):
+    """A named entry of a session. `data` is null once it was thinned."""
+
+    name: str
+    timestamp: datetime
+    data: Object | None
+    id: str | UnsetType = UNSET
+    metadata: Object | UnsetType = UNSET
+
+
+class Session(Struct):
+    """A session. `context` and `metadata` are null if they are damaged, and empty while it is `locked`."""
+
+    session_id: str
+    agent_type: str
+    user_id: str
+    state: SessionState
+    created_at: datetime
+    last_heartbeat: datetime
+    context: Object | None
+    metadata: Object | None
+    labels: dict[str, str]
+    version: Version
+    owner: Owner | None
+    orphaned: Annotated[bool, Meta(description="Its worker died, or left by an error: it can be claimed.")]
+    locked: Annotated[bool, Meta(description="Sealed with a key that this server lacks.")]
+    checkpoints: Annotated[list[CheckpointOfSession], Meta(description="Only with `history`.")] | UnsetType = UNSET
+    damage: Annotated[str, Meta(description="Why context and metadata cannot be read.")] | UnsetType = UNSET
+
+
+class Newest(Struct):
+    """A session's newest entry, records, pins and retention marks aside."""
+
+    session_id: str
+    seq: int
+    version: Version
+    state: SessionState
+    name: str
+    kind: str
+    timestamp: datetime
+    metadata: Object
+    owner: Owner | None
+    agent_type: str
+    user_id: str
+    labels: dict[str, str]
+
+
+class Listed(Session, kw_only=True):
+    """A session in a list, with its newest entry; null if that cannot be read."""
+
+    head: Newest | None
+
+
+class Saved(Struct):
+    """A checkpoint, rollback or lifecycle entry. `data` is null once it was thinned."""
+
+    id: Annotated[str, Meta(description="`<session_id>:<seq>`")]
+    seq: int
+    name: str
+    timestamp: datetime
+    metadata: Object
+    version: Version
+    data: Object | UnsetType | None = UNSET
+
+
+class Operation(Struct):
+    """An operation of a JSON patch (RFC 6902)."""
+
+    op: str
+    path: str
+    value: Value | UnsetType = UNSET
+
+
+def session(value: AgentSession) -> Data:
+    """The fields of a session; its checkpoints only if they were loaded."""
+    fields = value.readable() if isinstance(value, DamagedSession) else value.to_dict()
+    if not value.loaded:
+        del fields["checkpoints"]
+    owner = value.owner
+    fields |= {
+        "version": value.version,
+        "owner": None if owner is None else owner.to_dict(),
+        "orphaned": owner is not None and not owner.left,
+        "locked": value.locked,
+    }
+    return fields
+
+
+def listed(value: AgentSession) -> Data:
+    return {**session(value), "head": None if value.head is None else value.head.to_dict()}
+
+
+def saved(checkpoint: Checkpoint, *, data: bool = True) -> Data:
+    fields = checkpoint.to_dict() if data else {"id": checkpoint.id, "name": checkpoint.name}
+    times = {"seq": checkpoint.seq, "timestamp": checkpoint.timestamp.isoformat(), "version": checkpoint.version}
+    return {**fields, **times, "metadata": checkpoint.metadata}
+
+
+def one(call: Call, value: AgentSession, status: int | None = None) -> Response:
+    """Answer with a session."""
+    headers = conditions.etag(value.version)
+    if (call.route.status if status is None else status) == 201:  # noqa: PLR2004
+        headers["location"] = f"/v1/sessions/{quote(value.session_id, safe='')}"
+    return call.json(session(value), status, headers)
+
+
+def checkpoint(call: Call, value: Checkpoint) -> Response:
+    """Answer with a checkpoint that was just written, or with one that was asked for."""
+    headers = conditions.etag(value.version)
+    if call.route.status == 201:  # noqa: PLR2004
+        session_id, _, seq = value.id.rpartition(":")
+        headers["location"] = f"/v1/sessions/{quote(session_id, safe='')}/checkpoints/{seq}"
+    return call.json(saved(value, data=not conditions.minimal(call)), None, headers)

@@ -1,0 +1,374 @@
+"""`/v1/sessions/{id}/checkpoints`: save and read the agent's data, compare, go back; what retention keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+from starlette.responses import Response
+
+from saveslot.errors import InvalidInput
+from saveslot.server.call import JSON, Call, encoded
+from saveslot.server.routes import Route
+from saveslot.server.v1.answers import Object, Operation, Owner, Page, Saved, Version, checkpoint, saved
+from saveslot.server.v1.conditions import IF_MATCH, KEY, MUST_MATCH, PREFER, UNLESS, etag, follow, key, unchanged
+from saveslot.server.v1.sessions import Id
+from saveslot.session.model import Checkpoint
+from saveslot.values.kinds import Kind
+
+TAG = "Checkpoints"
+Name = Annotated[str, Meta(description="A ref: a name (its newest), a number, an id, `latest` or `~2`.")]
+Ref = Annotated[str | int, Meta(description="A ref: a name (its newest), a number, an id, `latest` or `~2`.")]
+KINDS = ", ".join(dict.fromkeys(kind.label for kind in Kind))
+
+# Checkpoints in a page, unless `limit` says otherwise, and at most.
+PAGE, LONGEST = 50, 500
+# Bytes of a page: it ends with the checkpoint that passes them.
+ROOM = 4 << 20
+# Bytes of a request: a state of 16 MB, and what stands around it.
+LARGEST = 17 << 20
+
+
+class New(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A checkpoint. `data` is the whole state. `put`, `drop`, `append` and `cut` combine, and change single keys of the
+    newest state. `patch` excludes all others. Without any of them the state stays as it is.
+    """
+
+    name: Id
+    data: Object | None = None
+    metadata: Object | None = None
+    put: Annotated[Object | None, Meta(description="Values of keys.")] = None
+    drop: Annotated[list[str] | None, Meta(description="Keys to remove.")] = None
+    append: Annotated[dict[str, list[Any]] | None, Meta(description="Items to add to the ends of lists.")] = None
+    cut: Annotated[dict[str, int] | None, Meta(description="How many items to take off the ends of lists.")] = None
+    patch: Annotated[list[dict[str, Any]] | None, Meta(description="A JSON patch (RFC 6902).")] = None
+
+
+class Listing(Struct, forbid_unknown_fields=True, kw_only=True):
+    name: str | None = None
+    since: Annotated[datetime | None, Meta(description="Later than this.")] = None
+    until: Annotated[datetime | None, Meta(description="Not later than this.")] = None
+    limit: Annotated[int, Meta(ge=1, le=LONGEST)] = PAGE
+    after: Annotated[str | None, Meta(description="`next` of the page before, which leads to older ones.")] = None
+    all: Annotated[bool, Meta(description="Every entry of the log, those of owners and steps too.")] = False
+    data: Annotated[bool, Meta(description="With the agent's data of each.")] = True
+
+
+class Two(Struct, forbid_unknown_fields=True, kw_only=True):
+    a: Name
+    b: Name
+
+
+class State(Struct, forbid_unknown_fields=True, kw_only=True):
+    ref: Name = "latest"
+    key: Annotated[list[str], Meta(description="Only these keys; repeatable.")] = []
+    last: Annotated[list[str], Meta(description="KEY=N, repeatable: only the last N items of that list.")] = []
+
+
+class Reach(Struct, forbid_unknown_fields=True, kw_only=True):
+    after: Annotated[int, Meta(ge=0, description="Entries after this number.")] = 0
+    before: Annotated[int, Meta(ge=0, description="Entries before this number.")] | None = None
+    newest: Annotated[int, Meta(ge=1, le=LONGEST, description="The last so many of them.")] = LONGEST
+    name: Annotated[list[str], Meta(description="Entries of these names; repeatable.")] = []
+    kind: Annotated[list[str], Meta(description=f"Entries of these kinds; repeatable: {KINDS}.")] = []
+
+
+class Back(Struct, forbid_unknown_fields=True, kw_only=True):
+    to: Ref
+
+
+class Chosen(Struct, forbid_unknown_fields=True, kw_only=True):
+    ref: Ref = "latest"
+
+
+class Dropped(Struct):
+    dropped: int
+
+
+class Refs(Struct, forbid_unknown_fields=True, kw_only=True):
+    refs: list[Ref]
+
+
+class Pinned(Struct):
+    """`pinned` are the numbers of all pinned checkpoints."""
+
+    id: str
+    pinned: list[int]
+
+
+class Header(Struct):
+    """An entry of the log. `size` is in bytes as stored."""
+
+    seq: int
+    version: Version
+    kind: str
+    name: str
+    timestamp: datetime
+    metadata: Object
+    size: int
+    owner: Owner | None
+
+
+class Summary(Struct):
+    """A session's history in numbers."""
+
+    session_id: str
+    state: str
+    total_count: int
+    unique_names: int
+    names: dict[str, int]
+    first_checkpoint: Object | None
+    last_checkpoint: Object | None
+    duration_seconds: float
+    stored_bytes: int
+
+
+async def save(call: Call) -> Response:
+    new: New = call.content
+
+    async def write(seen: str | None) -> Checkpoint:
+        return await call.sessions.checkpoint(
+            call.path["id"],
+            new.name,
+            new.data,
+            new.metadata,
+            put=new.put,
+            drop=new.drop,
+            append=new.append,
+            cut=new.cut,
+            patch=new.patch,
+            seen=seen,
+            idempotency_key=key(call),
+        )
+
+    return checkpoint(call, await follow(call, write))
+
+
+async def history(call: Call) -> Response:
+    query: Listing = call.query
+    before = None if query.after is None else _number(query.after, "after")
+    found = await call.sessions.history(
+        call.path["id"],
+        name=query.name,
+        since=query.since,
+        until=query.until,
+        before=before,
+        limit=query.limit + 1,
+        all=query.all,
+    )
+    items: list[bytes] = []
+    size = 0
+    for one in reversed(found[-query.limit :]):
+        items.append(encoded(saved(one, data=query.data)))
+        size += len(items[-1])
+        if size > ROOM:
+            break
+    more = len(found) > len(items)
+    following = encoded(str(found[-len(items)].seq) if more else None)
+    text = b'{"items":[%b],"next":%b}' % (b",".join(reversed(items)), following)
+    return Response(text, media_type=JSON)
+
+
+async def read(call: Call) -> Response:
+    found = await call.sessions.get_checkpoint(call.path["id"], call.path["ref"])
+    if unchanged(call, found.version):
+        return Response(status_code=304, headers=etag(found.version))
+    return checkpoint(call, found)
+
+
+async def data(call: Call) -> Response:
+    query: State = call.query
+    last: dict[str, int] = {}
+    for pair in query.last:
+        name, _, number = pair.rpartition("=")
+        last[name] = _number(number, "last")
+    keys = query.key or None
+    value = await call.sessions.get_data(call.path["id"], query.ref, keys=keys, last=last or None)
+    return call.json(value)
+
+
+async def entries(call: Call) -> Response:
+    query: Reach = call.query
+    found = await call.sessions.entries(
+        call.path["id"],
+        after=query.after,
+        before=query.before,
+        newest=query.newest + 1,
+        names=query.name or None,
+        kinds=query.kind or None,
+    )
+    more, found = len(found) > query.newest, found[-query.newest :]
+    return call.json({"items": [one.to_dict() for one in found], "next": str(found[0].seq) if more else None})
+
+
+async def diff(call: Call) -> Response:
+    query: Two = call.query
+    return call.json({"items": await call.sessions.diff(call.path["id"], query.a, query.b), "next": None})
+
+
+async def summary(call: Call) -> Response:
+    return call.json(await call.sessions.summary(call.path["id"]))
+
+
+async def rollback(call: Call) -> Response:
+    content: Back = call.content
+
+    async def write(seen: str | None) -> Checkpoint:
+        return await call.sessions.rollback(call.path["id"], content.to, seen=seen, idempotency_key=key(call))
+
+    return checkpoint(call, await follow(call, write))
+
+
+async def drop(call: Call) -> Response:
+    content: Refs = call.content
+
+    async def write(seen: str | None) -> int:
+        return await call.sessions.drop(call.path["id"], content.refs, seen=seen)
+
+    return call.json({"dropped": await follow(call, write)})
+
+
+async def pins(call: Call) -> Response:
+    return call.json({"items": await call.sessions.pins(call.path["id"]), "next": None})
+
+
+async def pin(call: Call) -> Response:
+    return await _pinned(call, call.sessions.pin)
+
+
+async def unpin(call: Call) -> Response:
+    return await _pinned(call, call.sessions.unpin)
+
+
+async def _pinned(call: Call, verb: Callable[[str, str | int], Awaitable[Checkpoint]]) -> Response:
+    content: Chosen = call.content
+    chosen = await verb(call.path["id"], content.ref)
+    return call.json({"id": chosen.id, "pinned": await call.sessions.pins(call.path["id"])})
+
+
+def _number(text: str, path: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):  # noqa: PLR2004  (digits that fit in 64 bits)
+        raise InvalidInput(path, f"{text!r} is not a number")
+    return int(text)
+
+
+_CHANGES = ("conflict", "invalid_transition", "lease_held")
+_PATH = "/v1/sessions/{id}/"
+
+ROUTES = [
+    Route(
+        "POST",
+        _PATH + "checkpoints",
+        "write",
+        save,
+        "Save a checkpoint: durable when the answer comes.",
+        takes=New,
+        gives=Saved,
+        status=201,
+        headers=(IF_MATCH, KEY, PREFER),
+        errors=_CHANGES,
+        largest=LARGEST,
+        tag=TAG,
+    ),
+    Route(
+        "GET",
+        _PATH + "checkpoints",
+        "read",
+        history,
+        "List its checkpoints, rollbacks and lifecycle entries: the newest, oldest first.",
+        gives=Page[Saved],
+        query=Listing,
+        tag=TAG,
+    ),
+    Route(
+        "GET",
+        _PATH + "checkpoints/{ref}",
+        "read",
+        read,
+        "Read the checkpoint that a ref names: a name (its newest), a number, `latest` or `~2`.",
+        gives=Saved,
+        headers=(UNLESS,),
+        tag=TAG,
+    ),
+    Route(
+        "GET",
+        _PATH + "data",
+        "read",
+        data,
+        "Read the agent's data.",
+        gives=Object,
+        query=State,
+        tag=TAG,
+    ),
+    Route(
+        "GET",
+        _PATH + "entries",
+        "read",
+        entries,
+        "List the entries of its log, without the states.",
+        gives=Page[Header],
+        query=Reach,
+        description="`next` leads to older entries: pass it as `before`.",
+        tag=TAG,
+    ),
+    Route(
+        "GET",
+        _PATH + "diff",
+        "read",
+        diff,
+        "Compare two checkpoints; either may be another session's id.",
+        gives=Page[Operation],
+        query=Two,
+        tag=TAG,
+    ),
+    Route("GET", _PATH + "summary", "read", summary, "Sum up its history.", gives=Summary, tag=TAG),
+    Route(
+        "POST",
+        _PATH + "rollback",
+        "write",
+        rollback,
+        "Restore the state of an older entry by a new one: nothing is lost.",
+        takes=Back,
+        gives=Saved,
+        headers=(MUST_MATCH, KEY, PREFER),
+        errors=_CHANGES,
+        tag=TAG,
+    ),
+    Route(
+        "POST",
+        _PATH + "drop",
+        "write",
+        drop,
+        "Drop checkpoints, as retention would.",
+        takes=Refs,
+        gives=Dropped,
+        headers=(IF_MATCH,),
+        errors=("conflict", "lease_held"),
+        tag=TAG,
+    ),
+    Route("GET", _PATH + "pins", "read", pins, "List the numbers of its pinned checkpoints.", gives=Page[int], tag=TAG),
+    Route(
+        "POST",
+        _PATH + "pin",
+        "write",
+        pin,
+        "Exempt a checkpoint from retention.",
+        takes=Chosen,
+        gives=Pinned,
+        errors=("conflict", "lease_held"),
+        tag=TAG,
+    ),
+    Route(
+        "POST",
+        _PATH + "unpin",
+        "write",
+        unpin,
+        "Subject a checkpoint to retention again.",
+        takes=Chosen,
+        gives=Pinned,
+        errors=("conflict", "lease_held"),
+        tag=TAG,
+    ),
+]

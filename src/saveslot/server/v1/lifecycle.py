@@ -1,0 +1,164 @@
+"""`/v1/sessions/{id}/pause` and the other verbs that change a session's state, and its signs of life."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from starlette.responses import Response
+
+from saveslot.server.call import Call
+from saveslot.server.routes import Route
+from saveslot.server.v1.answers import Object, Session, Value, Version, one
+from saveslot.server.v1.conditions import IF_MATCH, follow
+from saveslot.server.v1.sessions import existing
+from saveslot.session.model import AgentSession
+from saveslot.values.lifecycle import SessionState
+
+TAG = "Lifecycle"
+
+
+class Complete(Struct, forbid_unknown_fields=True, kw_only=True):
+    result: Value = None
+
+
+class Fail(Struct, forbid_unknown_fields=True, kw_only=True):
+    error: Annotated[str, Meta(description="Why, in a few words.")]
+    details: Object | None = None
+
+
+class Reason(Struct, forbid_unknown_fields=True, kw_only=True):
+    reason: Annotated[str, Meta(max_length=200, description="Why, for the log.")] = ""
+
+
+class State(Struct):
+    session_id: str
+    state: SessionState
+
+
+class Released(Struct):
+    session_id: str
+    released: bool
+
+
+class Alive(Struct):
+    """`version` is as before: a sign of life is not an entry."""
+
+    session_id: str
+    last_heartbeat: datetime
+    version: Version
+
+
+async def pause(call: Call) -> Response:
+    return await _changed(call, lambda seen: call.sessions.pause(call.path["id"], seen=seen))
+
+
+async def resume(call: Call) -> Response:
+    return await _changed(call, lambda seen: call.sessions.resume(call.path["id"], seen=seen))
+
+
+async def complete(call: Call) -> Response:
+    content: Complete = call.content
+    return await _changed(call, lambda seen: call.sessions.complete(call.path["id"], content.result, seen=seen))
+
+
+async def fail(call: Call) -> Response:
+    content: Fail = call.content
+    write = call.sessions.fail
+    return await _changed(call, lambda seen: write(call.path["id"], content.error, content.details, seen=seen))
+
+
+async def recover(call: Call) -> Response:
+    async def write(seen: str | None) -> AgentSession:
+        session = await existing(call)
+        session.recover()
+        return await call.sessions.update_session(session, seen=seen)
+
+    return await _changed(call, write)
+
+
+async def _changed(call: Call, write: Callable[[str | None], Awaitable[AgentSession]]) -> Response:
+    return one(call, await follow(call, write))
+
+
+async def cancel(call: Call) -> Response:
+    content: Reason = call.content
+    state = await call.sessions.cancel(call.path["id"], content.reason)
+    return call.json({"session_id": call.path["id"], "state": state.value})
+
+
+async def release(call: Call) -> Response:
+    content: Reason = call.content
+    released = await call.sessions.release(call.path["id"], content.reason)
+    return call.json({"session_id": call.path["id"], "released": released})
+
+
+async def heartbeat(call: Call) -> Response:
+    async def beat(_: str | None) -> AgentSession:
+        session = await existing(call)
+        session.heartbeat()
+        return await call.sessions.update_session(session)
+
+    session = await follow(call, beat)
+    return call.json(
+        {
+            "session_id": session.session_id,
+            "last_heartbeat": session.last_heartbeat.isoformat(),
+            "version": session.version,
+        }
+    )
+
+
+_CHANGES = ("conflict", "invalid_transition")
+
+
+def _verb(name: str, respond: Callable[[Call], Awaitable[Response]], summary: str, takes: type[Struct] | None) -> Route:
+    return Route(
+        "POST",
+        f"/v1/sessions/{{id}}/{name}",
+        "write",
+        respond,
+        summary,
+        takes=takes,
+        gives=Session,
+        headers=(IF_MATCH,),
+        errors=(*_CHANGES, "lease_held") if name == "complete" else _CHANGES,
+        tag=TAG,
+    )
+
+
+def _told(name: str, respond: Callable[[Call], Awaitable[Response]], summary: str, gives: type[Struct]) -> Route:
+    return Route(
+        "POST",
+        f"/v1/sessions/{{id}}/{name}",
+        "write",
+        respond,
+        summary,
+        takes=Reason,
+        gives=gives,
+        errors=_CHANGES,
+        tag=TAG,
+    )
+
+
+ROUTES = [
+    _verb("pause", pause, "Pause an active session. A worker that holds it gets a conflict from its next verb.", None),
+    _verb("resume", resume, "Make a paused session active.", None),
+    _verb("complete", complete, "End it for good: only a fork can continue from here.", Complete),
+    _verb("fail", fail, "End it as failed, until `recover` or a rollback reopens it.", Fail),
+    _verb("recover", recover, "Reopen a failed session.", None),
+    _told("cancel", cancel, "Tell its holder to stop; without a holder it fails.", State),
+    _told("release", release, "Take the lease away from its owner, which gets `lease_lost`.", Released),
+    Route(
+        "POST",
+        "/v1/sessions/{id}/heartbeat",
+        "write",
+        heartbeat,
+        "Record a sign of life of a session that no worker holds.",
+        gives=Alive,
+        errors=("conflict",),
+        tag=TAG,
+    ),
+]

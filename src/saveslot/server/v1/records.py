@@ -1,0 +1,88 @@
+"""`/v1/sessions/{id}/records`: values beside the state."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from starlette.responses import Response
+
+from saveslot.server.call import Call
+from saveslot.server.routes import Route
+from saveslot.server.v1.answers import Page, Value
+from saveslot.server.v1.conditions import IF_MATCH, KEY, follow, key
+from saveslot.server.v1.sessions import Id
+
+TAG = "Records"
+# Records in a page, unless `limit` says otherwise, and at most.
+PAGE, LONGEST = 100, 1000
+
+
+class New(Struct, forbid_unknown_fields=True, kw_only=True):
+    name: Id
+    value: Value
+
+
+class Numbered(Struct):
+    seq: int
+
+
+class Record(Struct):
+    """A value beside the state, with the number of its entry and the key of the call that wrote it."""
+
+    seq: int
+    name: str
+    value: Value
+    key: str | None
+    timestamp: datetime
+
+
+class Listing(Struct, forbid_unknown_fields=True, kw_only=True):
+    name: str | None = None
+    after: Annotated[int, Meta(ge=0, description="Records after this number, or `next` of the page before.")] = 0
+    limit: Annotated[int, Meta(ge=1, le=LONGEST)] = PAGE
+
+
+async def add(call: Call) -> Response:
+    new: New = call.content
+
+    async def write(seen: str | None) -> int:
+        return await call.sessions.record(call.path["id"], new.name, new.value, key=key(call), seen=seen)
+
+    return call.json({"seq": await follow(call, write)})
+
+
+async def find(call: Call) -> Response:
+    query: Listing = call.query
+    records = await call.sessions.records(call.path["id"], name=query.name, after=query.after)
+    more, records = len(records) > query.limit, records[: query.limit]
+    following = str(records[-1].seq) if more else None
+    return call.json({"items": [record.to_dict() for record in records], "next": following})
+
+
+ROUTES = [
+    Route(
+        "POST",
+        "/v1/sessions/{id}/records",
+        "write",
+        add,
+        "Add a value beside the state, also while a worker holds the session and after it ended.",
+        takes=New,
+        gives=Numbered,
+        status=201,
+        headers=(IF_MATCH, KEY),
+        errors=("conflict",),
+        tag=TAG,
+    ),
+    Route(
+        "GET",
+        "/v1/sessions/{id}/records",
+        "read",
+        find,
+        "List its records, oldest first.",
+        gives=Page[Record],
+        query=Listing,
+        tag=TAG,
+    ),
+]

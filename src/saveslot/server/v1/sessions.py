@@ -1,0 +1,350 @@
+"""`/v1/sessions`: create, list, read, change and delete sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Literal, cast
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+from starlette.responses import Response
+
+from saveslot.errors import AlreadyExists, InvalidInput
+from saveslot.manager.reading import PAGE, WIDE_PAGE
+from saveslot.server.call import Call
+from saveslot.server.routes import Route
+from saveslot.server.v1.answers import Listed, Newest, Object, Page, Session, listed, one
+from saveslot.server.v1.conditions import IF_MATCH, KEY, MUST_MATCH, etag, follow, key, newest
+from saveslot.session.attempts import Limit
+from saveslot.session.model import AgentSession
+from saveslot.session.refusals import unknown
+from saveslot.stores.around.cached import MAX_AGE
+from saveslot.values.checks import Data
+from saveslot.values.lifecycle import SessionState
+
+TAG = "Sessions"
+Id = Annotated[str, Meta(min_length=1, max_length=200)]
+Label = Annotated[str, Meta(max_length=200)]
+Labels = dict[str, str]
+
+
+class New(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A session to create."""
+
+    agent_type: Label
+    user_id: Label = ""
+    context: Object | None = None
+    metadata: Object | None = None
+    labels: Labels | None = None
+    session_id: Annotated[Id | None, Meta(description="Generated if it is not given.")] = None
+    data: Annotated[Object | None, Meta(description="A first checkpoint in the same write …")] = None
+    name: Annotated[Id, Meta(description="… and its name.")] = "created"
+    exist_ok: Annotated[bool, Meta(description="Answer 200 with the session of that id if there is one.")] = False
+    max_attempts: (
+        Annotated[int | None, Meta(description="Failed attempts after which it fails; null: no limit.")] | UnsetType
+    ) = UNSET
+
+
+class Cached(Struct, forbid_unknown_fields=True, kw_only=True):
+    level: Annotated[
+        Literal["strong", "cached"], Meta(description="`cached`: an answer that may be `max_age` seconds old.")
+    ] = "strong"
+    max_age: Annotated[float, Meta(ge=0)] = MAX_AGE
+
+
+class Filter(Cached, kw_only=True):
+    """Conditions on sessions: all of them hold."""
+
+    state: SessionState | None = None
+    agent_type: str | None = None
+    user_id: str | None = None
+    label: Annotated[list[str], Meta(description="NAME=VALUE, repeatable.")] = []
+    text: Annotated[str | None, Meta(description="Part of the id, agent type, user id or a label.")] = None
+    prefix: Annotated[str | None, Meta(description="The beginning of the id.")] = None
+    orphaned: Annotated[bool, Meta(description="Only those whose workers died, or left by an error.")] = False
+    entry: Annotated[
+        list[str], Meta(description="NAME=VALUE, repeatable: a label in the metadata of one of its checkpoints.")
+    ] = []
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+
+    def conditions(self) -> Data:
+        """The arguments of `find` and `count`."""
+        return {
+            "state": self.state,
+            "agent_type": self.agent_type,
+            "user_id": self.user_id,
+            "labels": labelled(self.label, "label"),
+            "text": self.text,
+            "prefix": self.prefix,
+            "orphaned": self.orphaned,
+            "entry": labelled(self.entry, "entry"),
+            "created_after": self.created_after,
+            "created_before": self.created_before,
+            "level": self.level,
+            "max_age": self.max_age,
+        }
+
+
+class Listing(Filter, kw_only=True):
+    sort: Literal["created", "changed"] = "created"
+    limit: Annotated[int, Meta(ge=1, le=WIDE_PAGE)] = PAGE
+    after: Annotated[str | None, Meta(description="`next` of the page before.")] = None
+
+
+class Reading(Cached, kw_only=True):
+    history: Annotated[int, Meta(ge=0, le=WIDE_PAGE, description="So many of its newest checkpoints come with it.")] = 0
+
+
+class Changes(Struct, forbid_unknown_fields=True, kw_only=True):
+    """JSON merge patches (RFC 7396): keys to set; null removes one."""
+
+    context: Object | None = None
+    metadata: Object | None = None
+    labels: dict[str, str | None] | None = None
+
+
+class Fork(Struct, forbid_unknown_fields=True, kw_only=True):
+    at: Annotated[str | int, Meta(description="A ref: a name, a number, `latest` or `~2`.")] = "latest"
+    session_id: Annotated[Id | None, Meta(description="Generated if it is not given.")] = None
+
+
+class Copy(Struct, forbid_unknown_fields=True, kw_only=True):
+    to: Annotated[Id, Meta(description="The id of the copy.")]
+    upto: Annotated[str | int | None, Meta(description="The ref of the entry that the copy ends with.")] = None
+
+
+class Count(Struct):
+    count: int
+
+
+def labelled(pairs: Sequence[str], path: str) -> Labels:
+    labels: Labels = {}
+    for pair in pairs:
+        name, sign, value = pair.partition("=")
+        if not sign:
+            raise InvalidInput(path, f"{pair!r} is not NAME=VALUE")
+        labels[name] = value
+    return labels
+
+
+async def create(call: Call) -> Response:
+    new: New = call.content
+    limit: Limit = ... if new.max_attempts is UNSET else new.max_attempts
+    while True:
+        try:
+            session = await call.sessions.create_session(
+                new.agent_type,
+                new.user_id,
+                new.context,
+                new.metadata,
+                labels=new.labels,
+                session_id=new.session_id,
+                max_attempts=limit,
+                data=new.data,
+                name=new.name,
+                idempotency_key=key(call),
+            )
+        except AlreadyExists:
+            if not new.exist_ok or new.session_id is None:
+                raise
+            there = await call.sessions.get_session(new.session_id, history=0)
+            if there is not None:  # else it was deleted just now
+                return one(call, there, 200)
+        else:
+            session.loaded = False
+            return one(call, session)
+
+
+async def find(call: Call) -> Response:
+    query: Listing = call.query
+    page = await call.sessions.find(
+        **query.conditions(), order=query.sort, heads=True, limit=query.limit, after=query.after
+    )
+    return call.json({"items": [listed(session) for session in page], "next": page.next})
+
+
+async def count(call: Call) -> Response:
+    query: Filter = call.query
+    return call.json({"count": await call.sessions.count(**query.conditions())})
+
+
+async def read(call: Call) -> Response:
+    query: Reading = call.query
+    session_id = call.path["id"]
+    session = await call.sessions.get_session(
+        session_id, history=query.history, level=query.level, max_age=query.max_age
+    )
+    if session is None:
+        raise unknown(session_id, call.namespace)
+    if query.history:
+        session.checkpoints = session.checkpoints[-query.history :]
+    return one(call, session)
+
+
+async def head(call: Call) -> Response:
+    value = await newest(call)
+    return call.json(value.to_dict(), None, etag(value.version))
+
+
+async def change(call: Call) -> Response:
+    changes: Changes = call.content
+
+    async def write(seen: str | None) -> AgentSession:
+        session = await existing(call)
+        for part in ("context", "metadata", "labels"):
+            setattr(session, part, merged(getattr(session, part), getattr(changes, part) or {}))
+        return await call.sessions.update_session(session, seen=seen)
+
+    return one(call, await follow(call, write))
+
+
+async def label(call: Call) -> Response:
+    call.content = Changes(labels=call.content)
+    return await change(call)
+
+
+async def delete(call: Call) -> Response:
+    session_id = call.path["id"]
+
+    async def write(seen: str | None) -> bool:
+        return await call.sessions.delete_session(session_id, seen=seen)
+
+    if not await follow(call, write):
+        raise unknown(session_id, call.namespace)
+    return Response(status_code=call.route.status)
+
+
+async def fork(call: Call) -> Response:
+    fork: Fork = call.content
+
+    async def write(seen: str | None) -> AgentSession:
+        return await call.sessions.fork(call.path["id"], fork.at, fork.session_id, seen=seen, idempotency_key=key(call))
+
+    session = await follow(call, write)
+    session.loaded = False
+    return one(call, session)
+
+
+async def copy(call: Call) -> Response:
+    copy: Copy = call.content
+    session = await call.sessions.copy_session(call.path["id"], copy.to, upto=copy.upto, idempotency_key=key(call))
+    session.loaded = False
+    return one(call, session)
+
+
+async def existing(call: Call) -> AgentSession:
+    """Read the session in the path, without its history."""
+    session = await call.sessions.get_session(call.path["id"], history=0)
+    if session is None:
+        raise unknown(call.path["id"], call.namespace)
+    return session
+
+
+def merged(target: Mapping[str, Any], patch: Mapping[str, Any]) -> Data:
+    """Apply a JSON merge patch (RFC 7396)."""
+    result = dict(target)
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(value, dict):
+            before: Any = result.get(name)
+            result[name] = merged(cast("Data", before) if isinstance(before, dict) else {}, cast("Data", value))
+        else:
+            result[name] = value
+    return result
+
+
+_EXISTS = ("already_exists",)
+_WRITES = ("conflict", "invalid_transition", "lease_held")
+
+ROUTES = [
+    Route(
+        "POST",
+        "/v1/sessions",
+        "write",
+        create,
+        "Create a session.",
+        takes=New,
+        gives=Session,
+        status=201,
+        headers=(KEY,),
+        errors=_EXISTS,
+        tag=TAG,
+    ),
+    Route(
+        "GET", "/v1/sessions", "read", find, "List sessions, newest first.", gives=Page[Listed], query=Listing, tag=TAG
+    ),
+    Route("GET", "/v1/count", "read", count, "Count sessions.", gives=Count, query=Filter, tag=TAG),
+    Route("GET", "/v1/sessions/{id}", "read", read, "Read a session.", gives=Session, query=Reading, tag=TAG),
+    Route(
+        "GET",
+        "/v1/sessions/{id}/head",
+        "read",
+        head,
+        "Read its newest entry.",
+        gives=Newest,
+        tag=TAG,
+    ),
+    Route(
+        "PATCH",
+        "/v1/sessions/{id}",
+        "write",
+        change,
+        "Change its context, metadata and labels.",
+        takes=Changes,
+        gives=Session,
+        headers=(MUST_MATCH,),
+        errors=_WRITES,
+        tag=TAG,
+    ),
+    Route(
+        "PATCH",
+        "/v1/sessions/{id}/labels",
+        "write",
+        label,
+        "Set labels; null removes one.",
+        takes=dict[str, str | None],
+        gives=Session,
+        headers=(IF_MATCH,),
+        errors=_WRITES,
+        tag=TAG,
+    ),
+    Route(
+        "DELETE",
+        "/v1/sessions/{id}",
+        "write",
+        delete,
+        "Delete it: its log stays as the audit trail until `gc`.",
+        status=204,
+        headers=(MUST_MATCH,),
+        errors=("conflict",),
+        tag=TAG,
+    ),
+    Route(
+        "POST",
+        "/v1/sessions/{id}/fork",
+        "write",
+        fork,
+        "Create a session that continues from one of its checkpoints.",
+        takes=Fork,
+        gives=Session,
+        status=201,
+        headers=(IF_MATCH, KEY),
+        errors=("conflict", *_EXISTS),
+        tag=TAG,
+    ),
+    Route(
+        "POST",
+        "/v1/sessions/{id}/copy",
+        "write",
+        copy,
+        "Copy it with its whole log, under another id.",
+        takes=Copy,
+        gives=Session,
+        status=201,
+        headers=(KEY,),
+        errors=_EXISTS,
+        tag=TAG,
+    ),
+]
