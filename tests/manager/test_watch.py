@@ -83,3 +83,17 @@ async def test_names_of_any_characters_are_shown_as_they_are(sessions):
     events = await take(sessions.watch(odd, after="0"), 2)
     assert [(event.session_id, event.name) for event in events] == [(odd, "session_created"), (odd, odd)]
     assert (await sessions.stats())["by_agent_type"] == {odd: 1}
+
+
+async def test_cancelled_watcher_ends_also_at_the_moment_of_an_event(sessions, session):
+    """A watcher that is cancelled while an event wakes it ends, however many steps of the event loop lie between."""
+    for steps in range(12):
+        watching = asyncio.ensure_future(take(sessions.watch(session.session_id), 1_000_000))
+        await asyncio.sleep(0.05)
+        appending = asyncio.ensure_future(sessions.checkpoint(session.session_id, "news", {"steps": steps}))
+        await asyncio.wait([appending])
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        watching.cancel()
+        done, _ = await asyncio.wait([watching], timeout=30)
+        assert done, f"still watching, {steps} steps after the event"

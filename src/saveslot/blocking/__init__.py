@@ -16,7 +16,6 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import suppress
 from contextvars import copy_context
 from functools import partial, wraps
 from types import MethodType
@@ -33,6 +32,7 @@ from saveslot.session.model import AgentSession
 from saveslot.session.runs import Outcome, Run
 from saveslot.session.signatures import BlockingSteps
 from saveslot.session.step_calls import StepCall, warn_repeated
+from saveslot.stores.wire.loops import set_within
 from saveslot.values.checks import Data, Span, as_span
 
 __all__ = ["Held", "Keeper", "SessionManager", "open"]
@@ -131,9 +131,7 @@ class Signal:
         return self._resident.run(lambda _: self._waited(seconds))
 
     async def _waited(self, seconds: float | None) -> bool:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._event.wait(), seconds)
-        return self._event.is_set()
+        return await set_within(self._event, seconds)
 
 
 class Held(Front, BlockingSteps):

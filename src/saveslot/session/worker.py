@@ -18,6 +18,7 @@ from typing import Protocol
 
 from saveslot.errors import FORKED, InvalidInput, LeaseLost, SaveslotError, Unavailable
 from saveslot.stores import Store
+from saveslot.stores.wire.loops import set_within
 from saveslot.values.checks import Data, Span, as_span
 from saveslot.values.log import FOREVER, Head, Worker as WorkerRow
 
@@ -173,10 +174,8 @@ class Worker:
         """Return once this worker is known to be alive; wait at most one TTL."""
         end = clock() + self.ttl
         while self.dead is None and clock() >= self.deadline:
-            try:
-                await asyncio.wait_for(self._renewed.wait(), end - clock())
-            except TimeoutError:
-                raise Unavailable(f"worker {self.name} could not renew its heartbeat for {self.ttl} s; retry") from None
+            if not await set_within(self._renewed, end - clock()):
+                raise Unavailable(f"worker {self.name} could not renew its heartbeat for {self.ttl} s; retry")
         if self.dead is not None:
             raise self.dead
 

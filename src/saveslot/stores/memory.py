@@ -6,13 +6,13 @@ import asyncio
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 
 import msgspec
 
 from saveslot.errors import Unavailable
 from saveslot.stores import Store, Traits
 from saveslot.stores.wire.bells import Bells
+from saveslot.stores.wire.loops import set_within
 from saveslot.values.kinds import KEEPING_KINDS, Kind
 from saveslot.values.log import (
     ALL,
@@ -349,8 +349,7 @@ class MemoryStore(Store):
             left = end - time.monotonic()
             if events or left <= 0:
                 return events, str(places[at - 1]) if 0 < at <= len(places) else "0" if key is None else f"@{at}"
-            with suppress(TimeoutError):
-                await asyncio.wait_for(message.wait(), left)
+            await set_within(message, left)
 
     def _index(self, after: str, places: Sequence[int], key: bytes | None) -> int:
         """How many of these places, of the feed or of one session, a cursor is after."""

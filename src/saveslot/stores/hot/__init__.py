@@ -26,6 +26,7 @@ from saveslot.stores.around.wrapper import PassingStore
 from saveslot.stores.hot.connection import Connection, HotMetrics, Operation
 from saveslot.stores.hot.copies import GONE, Copies, Copy, Name, state_of, whole
 from saveslot.stores.hot.news import News
+from saveslot.stores.wire.loops import set_within
 from saveslot.values.kinds import DATA_KINDS
 from saveslot.values.log import Entry, Event, Group, Head, Outcome, Place, Query, Ref, Row, Verdict, Wanted
 from saveslot.values.recipe import Recipe
@@ -146,13 +147,11 @@ class TieredStore(PassingStore):
                 return events, after
             if not listening:
                 continue
-            try:
-                await asyncio.wait_for(message.wait(), min(nap, left))
-            except TimeoutError:
-                nap = LAZY
-            else:  # an announced entry may become visible a moment later: look soon, and once more
-                nap = QUICK
+            if await set_within(message, min(nap, left)):
+                nap = QUICK  # an announced entry may become visible a moment later: look soon, and once more
                 await asyncio.sleep(started + QUICK - time.monotonic())
+            else:
+                nap = LAZY
 
     async def empty(self, key: bytes, seqs: Sequence[int], *, notes: bool = False) -> int:
         count = await self._durable.empty(key, seqs, notes=notes)

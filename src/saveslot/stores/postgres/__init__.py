@@ -34,6 +34,7 @@ from saveslot.stores.postgres.url import SCHEMA
 from saveslot.stores.stored import shown_text, to_entry, to_row
 from saveslot.stores.wire.batches import Batches
 from saveslot.stores.wire.joining import Joining
+from saveslot.stores.wire.loops import set_within
 from saveslot.values.log import (
     ALL,
     NO_WORKER,
@@ -344,10 +345,9 @@ class PostgresStore(Store):
             if events or (left <= 0 and not more):  # if none match, matching ones may follow
                 return events, cursor
             if not more:
-                try:
-                    await asyncio.wait_for(message.wait(), min(nap, left))
+                if await set_within(message, min(nap, left)):
                     nap = QUICK
-                except TimeoutError:
+                else:
                     nap = min(nap * 2, LAZY if self._news.listening else POLL)
 
     async def _watched(self, namespace: str, after: str | None, key: bytes | None, limit: int) -> Look:

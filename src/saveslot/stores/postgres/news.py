@@ -18,7 +18,7 @@ from saveslot.errors import SaveslotError
 from saveslot.stores.postgres.connection import PASSING, Server
 from saveslot.stores.postgres.partitions import lock
 from saveslot.stores.wire.bells import Bells
-from saveslot.stores.wire.loops import stopped
+from saveslot.stores.wire.loops import set_within, stopped
 from saveslot.values.log import ID
 
 # Least seconds between two messages of one process.
@@ -61,8 +61,7 @@ class News:
                 message = f"notify {self._channel}, '{self._name}{keys}'"
                 self._pending.clear()
                 await self._server.run(lambda connection, message=message: connection.execute(message))
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._over.wait(), QUIET)
+                await set_within(self._over, QUIET)
         except SaveslotError:
             pass  # a lost hint does no harm
         finally:
@@ -92,9 +91,7 @@ class News:
             self.listening = True
             self._bells.ring()  # an append may have landed before
             while not ended.is_set():
-                try:
-                    await asyncio.wait_for(ended.wait(), SILENCE)
-                except TimeoutError:
+                if not await set_within(ended, SILENCE):
                     await connection.execute("select", timeout=PAUSE)  # an empty one confuses the driver
         finally:
             self.listening = False

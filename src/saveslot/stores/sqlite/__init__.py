@@ -26,6 +26,7 @@ from saveslot.stores.sqlite.reading import FEW_HEADS, TOGETHER, Reading, log
 from saveslot.stores.sqlite.rows import GONE, HEADER, LABELS, NEWEST, gone
 from saveslot.stores.sqlite.writer import Writer
 from saveslot.stores.wire.bells import Bells
+from saveslot.stores.wire.loops import set_within
 from saveslot.stores.wire.metrics import Counters
 from saveslot.values.log import (
     ALL,
@@ -253,7 +254,7 @@ class SqliteStore(Store):
                 return found.events, found.cursor
             after = found.cursor
             if not found.more:
-                await _either(message, min(POLL, left))
+                await set_within(message, min(POLL, left))
 
     async def close(self) -> None:
         if self._closed:
@@ -267,13 +268,6 @@ def _shrink(connection: apsw.Connection) -> None:
     """Shrink the file by up to 1 MB if more than half of its pages are free. SQLite reuses the other free pages."""
     if connection.pragma("freelist_count") * 2 > connection.pragma("page_count"):
         connection.execute(f"pragma incremental_vacuum({SHRINK})").fetchall()
-
-
-async def _either(news: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(news.wait(), seconds)
-    except TimeoutError:
-        return
 
 
 def _ending(connection: apsw.Connection, keys: Sequence[bytes], seen: Sequence[bytes]) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""A get_running_loop that is fast on Python 3.11 too, and cancellation that tasks cannot miss."""
+"""What asyncio of Python 3.11 lacks: a fast get_running_loop, and cancellation that tasks cannot miss."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ else:
         if getattr(loop, "_thread_id", None) != threading.get_ident():
             loop = _last.loop = asyncio.get_running_loop()
         return loop  # pyright: ignore[reportReturnType]
+
+
+async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait for the event, at most this long. Before 3.12 `wait_for` loses a cancellation that meets its event."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 async def stopped(*tasks: asyncio.Task[Any] | None) -> None:
