@@ -49,3 +49,24 @@ def test_mistakes_are_named(filled):
     for query in ("limit=0", "limit=501", "around=x", "nonsense=1", "around=1&after=2"):
         assert filled.request("GET", f"/v1/sessions/a%2Fb/log?{query}").status == 422
     assert filled.request("GET", "/v1/shapes").status == 422
+
+
+def test_lists_and_facets(filled):
+    """Several values of one condition; what each row shows; counts beside them."""
+    listed = filled.request("GET", "/v1/sessions?state=active&state=failed&agent_type=tutor").json
+    [row] = listed["items"]
+    assert (row["session_id"], row["entries"], row["newest"]["name"], row["failure"]) == ("a/b", 6, "one", None)
+    assert filled.request("GET", "/v1/count?state=active&state=failed").json == {"count": 1}
+    assert filled.request("GET", "/v1/sessions?state=failed").json["items"] == []
+    [row] = filled.request("GET", "/v1/sessions?outlook=1&limit=1").json["items"]
+    assert row["outlook"]["goes_on_from"]["name"] == "one"
+    assert filled.request("GET", "/v1/sessions?outlook=1").status == 422
+    facets = filled.request("GET", "/v1/sessions/facets?state=failed").json
+    assert (facets["sessions"], facets["by_state"]["active"]) == (0, 1)
+    assert filled.request("GET", "/v1/sessions?seen_before=2020-01-01T00:00:00Z").json["items"] == []
+
+
+def test_failures(filled):
+    """What needs a person, within a time."""
+    failed = filled.request("GET", "/v1/failures?since=3600").json
+    assert (failed["items"], failed["looked_at"]["most"]) == ([], 1000)

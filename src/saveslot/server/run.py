@@ -7,16 +7,14 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
-import msgspec
 import uvicorn
 
 from saveslot.errors import InvalidInput, Unavailable
 from saveslot.opening import open as open_sessions
 from saveslot.server.app import Server
-from saveslot.server.guard import LOOPBACK, RATE, Rates
-from saveslot.server.tokens import Tokens
+from saveslot.server.guard import LOOPBACK
 
 # Seconds that open requests get to finish after SIGTERM.
 GRACE = 10
@@ -38,37 +36,13 @@ class Uvicorn(uvicorn.Server):
         yield
 
 
-class Options(msgspec.Struct, frozen=True):
-    """What `saveslot serve` was told."""
-
-    url: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 7788
-    token_required: bool = False
-    rate: float = RATE
-
-
-async def serve(options: Options, ready: Callable[[str], None]) -> None:
+async def serve(url: str | None, host: str, port: int, ready: Callable[[str], None]) -> None:
     """Serve the store until this process is told to end. `ready` gets the server's URL once it answers."""
-    async with open_sessions(options.url) as sessions:
-        tokens = Tokens(sessions, required=options.token_required or not is_loopback(options.host))
-        await tokens.start()
-        try:
-            await _serve(options, Server(sessions, tokens, Rates(options.rate)), ready)
-        finally:
-            await tokens.stop()
-
-
-async def _serve(options: Options, app: Server, ready: Callable[[str], None]) -> None:
-    if app.tokens.required and not app.tokens.any and not is_loopback(options.host):
-        raise InvalidInput(
-            "--host",
-            f"{options.host} can be reached from other machines, so callers need tokens, and the store has none; "
-            "create one first: saveslot token create NAME --scope admin",
-        )
-    with closing(bind(options.host, options.port)) as listening:
+    require_loopback(host)
+    listening = bind(host, port)
+    async with open_sessions(url) as sessions:
         config = uvicorn.Config(
-            app,
+            Server(sessions),
             http="httptools",
             ws="none",
             lifespan="off",
@@ -90,8 +64,11 @@ async def _serve(options: Options, app: Server, ready: Callable[[str], None]) ->
                 loop.remove_signal_handler(number)
 
 
-def is_loopback(host: str) -> bool:
-    return _quoted(host) in LOOPBACK
+def require_loopback(host: str) -> None:
+    if _quoted(host) not in LOOPBACK:
+        raise InvalidInput(
+            "--host", f"{host} can be reached from other machines, and this server asks nobody for a token"
+        )
 
 
 def bind(host: str, port: int) -> socket.socket:

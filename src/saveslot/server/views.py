@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
+from saveslot.manager.failures import Failures, failures
 from saveslot.manager.log_pages import MOST, PAGE, LogPage, log_page
 from saveslot.manager.outlook import Outlook, outlook
 from saveslot.manager.shapes import MOST as SHAPES, Shape, shapes
@@ -59,6 +60,18 @@ async def show_shapes(call: Call) -> Response:
     return call.json({"items": [shape.to_dict() for shape in items], "next": None})
 
 
+class FailuresQuery(Struct, forbid_unknown_fields=True):
+    since: Annotated[float, Meta(ge=0, description="Seconds back; orphans come whatever their age.")] = 24 * 3600.0
+    agent_type: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+
+
+async def show_failures(call: Call) -> Response:
+    query: FailuresQuery = call.query
+    found = await failures(call.sessions, since=query.since, agent_type=query.agent_type, limit=query.limit)
+    return call.json(found.to_dict())
+
+
 ROUTES = [
     Route(
         "GET",
@@ -91,6 +104,16 @@ ROUTES = [
         "Sessions as small drawings: owners, and at most 64 marks each. At most 100 sessions.",
         gives=Shapes,
         query=ShapesQuery,
+        tag=TAG,
+    ),
+    Route(
+        "GET",
+        "/v1/failures",
+        "read",
+        show_failures,
+        "Sessions that failed lately, and orphans: newest first, with reasons and last owners; counts by reason.",
+        gives=Failures,
+        query=FailuresQuery,
         tag=TAG,
     ),
 ]

@@ -9,6 +9,9 @@ from urllib.parse import quote
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
+from saveslot.manager.failures import End
+from saveslot.manager.outlook import Outlook
+from saveslot.manager.rows import Newest as Checkpointed, Row
 from saveslot.server.call import Call
 from saveslot.server.v1 import conditions
 from saveslot.session.model import AgentSession, Checkpoint, DamagedSession
@@ -45,6 +48,9 @@ class Owner(Struct):
     left: float
     fence: int
     since: datetime | None
+    left_s: Annotated[float, Meta(description="In lists: the same as `left`.")] | UnsetType = UNSET
+    silent_since: Annotated[datetime | None, Meta(description="In lists: its last heartbeat.")] | UnsetType = UNSET
+    late: Annotated[bool, Meta(description="In lists: silent for more than half of its TTL.")] | UnsetType = UNSET
 
 
 class CheckpointOfSession(Struct):
@@ -95,9 +101,14 @@ class Newest(Struct):
 
 
 class Listed(Session, kw_only=True):
-    """A session in a list, with its newest entry; null if that cannot be read."""
+    """A session in a list. `head` is its newest entry, null if that cannot be read; `newest` its newest checkpoint."""
 
     head: Newest | None
+    entries: Annotated[int, Meta(description="In its log, all kinds.")]
+    forked_from: str | None
+    newest: Checkpointed | None
+    failure: End | None
+    outlook: Outlook | None
 
 
 class Saved(Struct):
@@ -135,8 +146,11 @@ def session(value: AgentSession) -> Data:
     return fields
 
 
-def listed(value: AgentSession) -> Data:
-    return {**session(value), "head": None if value.head is None else value.head.to_dict()}
+def listed(value: AgentSession, row: Row) -> Data:
+    fields, more = session(value), row.to_dict()
+    owner = None if more["owner"] is None else {**more["owner"], **fields["owner"]}
+    head = None if value.head is None else value.head.to_dict()
+    return {**more, **fields, "owner": owner, "head": head}
 
 
 def saved(checkpoint: Checkpoint, *, data: bool = True) -> Data:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import gather
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, cast
@@ -10,17 +11,21 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
 from saveslot.errors import AlreadyExists, InvalidInput
-from saveslot.manager.reading import PAGE, WIDE_PAGE
+from saveslot.manager.facets import Facets, facets
+from saveslot.manager.reading import PAGE, WIDE_PAGE, query
+from saveslot.manager.rows import each, rows
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
 from saveslot.server.v1.answers import Listed, Newest, Object, Page, Session, listed, one
 from saveslot.server.v1.conditions import IF_MATCH, KEY, MUST_MATCH, etag, follow, key, newest
 from saveslot.session.attempts import Limit
+from saveslot.session.engine import Space
 from saveslot.session.model import AgentSession
 from saveslot.session.refusals import unknown
 from saveslot.stores.around.cached import MAX_AGE
-from saveslot.values.checks import Data
+from saveslot.values.checks import Data, as_time, now
 from saveslot.values.lifecycle import SessionState
+from saveslot.values.log import Query, micros
 
 TAG = "Sessions"
 Id = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -55,8 +60,8 @@ class Cached(Struct, forbid_unknown_fields=True, kw_only=True):
 class Filter(Cached, kw_only=True):
     """Conditions on sessions: all of them hold."""
 
-    state: SessionState | None = None
-    agent_type: str | None = None
+    state: Annotated[list[SessionState], Meta(description="Repeatable: any of these.")] = []
+    agent_type: Annotated[list[str], Meta(description="Repeatable: any of these.")] = []
     user_id: str | None = None
     label: Annotated[list[str], Meta(description="NAME=VALUE, repeatable.")] = []
     text: Annotated[str | None, Meta(description="Part of the id, agent type, user id or a label.")] = None
@@ -67,29 +72,39 @@ class Filter(Cached, kw_only=True):
     ] = []
     created_after: datetime | None = None
     created_before: datetime | None = None
+    seen_before: Annotated[
+        datetime | None, Meta(description="Without a sign of life since; the longest silent come first.")
+    ] = None
 
-    def conditions(self) -> Data:
-        """The arguments of `find` and `count`."""
-        return {
-            "state": self.state,
-            "agent_type": self.agent_type,
-            "user_id": self.user_id,
-            "labels": labelled(self.label, "label"),
-            "text": self.text,
-            "prefix": self.prefix,
-            "orphaned": self.orphaned,
-            "entry": labelled(self.entry, "entry"),
-            "created_after": self.created_after,
-            "created_before": self.created_before,
-            "level": self.level,
-            "max_age": self.max_age,
-        }
+    def condition(self, sessions: Space) -> Query:
+        """The conditions but those on states and agent types."""
+        wanted = query(
+            sessions,
+            None,
+            self.user_id,
+            None,
+            labelled(self.label, "label"),
+            self.created_after,
+            self.created_before,
+            self.text,
+            self.prefix,
+            self.orphaned,
+        )
+        wanted.entry = labelled(self.entry, "entry")
+        if self.seen_before is not None:
+            wanted.stale_for = max(1, micros(now()) - micros(as_time(self.seen_before, "seen_before")))
+        return wanted
+
+    def queries(self, sessions: Space) -> list[Query]:
+        """Queries without a session in common, whose sessions together are those that match."""
+        return each(self.condition(sessions), self.state, self.agent_type)
 
 
 class Listing(Filter, kw_only=True):
     sort: Literal["created", "changed"] = "created"
     limit: Annotated[int, Meta(ge=1, le=WIDE_PAGE)] = PAGE
     after: Annotated[str | None, Meta(description="`next` of the page before.")] = None
+    outlook: Annotated[bool, Meta(description="Each with its outlook; at most 20.")] = False
 
 
 class Reading(Cached, kw_only=True):
@@ -157,16 +172,40 @@ async def create(call: Call) -> Response:
 
 
 async def find(call: Call) -> Response:
-    query: Listing = call.query
-    page = await call.sessions.find(
-        **query.conditions(), order=query.sort, heads=True, limit=query.limit, after=query.after
+    listing: Listing = call.query
+    queries = listing.queries(call.sessions)
+    for wanted in queries:
+        wanted.changed = listing.sort == "changed"
+    page = await rows(
+        call.sessions,
+        queries,
+        limit=listing.limit,
+        after=listing.after,
+        outlook=listing.outlook,
+        level=listing.level,
+        max_age=listing.max_age,
     )
-    return call.json({"items": [listed(session) for session in page], "next": page.next})
+    return call.json({"items": [listed(*item) for item in page.items], "next": page.next})
 
 
 async def count(call: Call) -> Response:
-    query: Filter = call.query
-    return call.json({"count": await call.sessions.count(**query.conditions())})
+    wanted: Filter = call.query
+    store = call.sessions.engine.answers.at(wanted.level, wanted.max_age)
+    counts = await gather(*map(store.count, wanted.queries(call.sessions)))
+    return call.json({"count": sum(sum(part.states.values()) for part in counts)})
+
+
+async def facet(call: Call) -> Response:
+    wanted: Filter = call.query
+    found = await facets(
+        call.sessions,
+        wanted.condition(call.sessions),
+        states=wanted.state,
+        agent_types=wanted.agent_type,
+        level=wanted.level,
+        max_age=wanted.max_age,
+    )
+    return call.json(found.to_dict())
 
 
 async def read(call: Call) -> Response:
@@ -276,6 +315,18 @@ ROUTES = [
         "GET", "/v1/sessions", "read", find, "List sessions, newest first.", gives=Page[Listed], query=Listing, tag=TAG
     ),
     Route("GET", "/v1/count", "read", count, "Count sessions.", gives=Count, query=Filter, tag=TAG),
+    Route(
+        "GET",
+        "/v1/sessions/facets",
+        "read",
+        facet,
+        "Count sessions by state, agent type, label, sign of life and time of creation.",
+        gives=Facets,
+        query=Filter,
+        tag=TAG,
+        description="Each facet counts under all other conditions. Labels, signs of life and the histogram come from "
+        "the sessions created last, as `looked_at` says.",
+    ),
     Route("GET", "/v1/sessions/{id}", "read", read, "Read a session.", gives=Session, query=Reading, tag=TAG),
     Route(
         "GET",
