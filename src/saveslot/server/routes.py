@@ -92,6 +92,6 @@ def _fixed(part: str) -> str | None:
 
 def table() -> list[Route]:
     """Every route of the server. A door adds its module here."""
-    from saveslot.server import health, me, v1, views
+    from saveslot.server import docs, health, me, openapi, v1, views
 
-    return [*health.ROUTES, *me.ROUTES, *v1.ROUTES, *views.ROUTES]
+    return [*docs.ROUTES, *health.ROUTES, *me.ROUTES, *openapi.ROUTES, *v1.ROUTES, *views.ROUTES]

@@ -20,6 +20,7 @@ from saveslot.values.lifecycle import SessionState
 
 T = TypeVar("T")
 
+Time = Annotated[datetime, Meta(extra_json_schema={"format": "date-time"})]
 Value = Annotated[Any, Meta(description="Any JSON value; datetime, bytes and UUID stand in their tagged form.")]
 Object = Annotated[
     dict[str, Any], Meta(description="A JSON object; datetime, bytes and UUID stand in their tagged form.")
@@ -47,9 +48,9 @@ class Owner(Struct):
     worker: str
     left: float
     fence: int
-    since: datetime | None
+    since: Time | None
     left_s: Annotated[float, Meta(description="In lists: the same as `left`.")] | UnsetType = UNSET
-    silent_since: Annotated[datetime | None, Meta(description="In lists: its last heartbeat.")] | UnsetType = UNSET
+    silent_since: Annotated[Time | None, Meta(description="In lists: its last heartbeat.")] | UnsetType = UNSET
     late: Annotated[bool, Meta(description="In lists: silent for more than half of its TTL.")] | UnsetType = UNSET
 
 
@@ -57,7 +58,7 @@ class CheckpointOfSession(Struct):
     """A named entry of a session. `data` is null once it was thinned."""
 
     name: str
-    timestamp: datetime
+    timestamp: Time
     data: Object | None
     id: str | UnsetType = UNSET
     metadata: Object | UnsetType = UNSET
@@ -70,8 +71,8 @@ class Session(Struct):
     agent_type: str
     user_id: str
     state: SessionState
-    created_at: datetime
-    last_heartbeat: datetime
+    created_at: Time
+    last_heartbeat: Time
     context: Object | None
     metadata: Object | None
     labels: dict[str, str]
@@ -83,7 +84,7 @@ class Session(Struct):
     damage: Annotated[str, Meta(description="Why context and metadata cannot be read.")] | UnsetType = UNSET
 
 
-class Newest(Struct):
+class SessionHead(Struct):
     """A session's newest entry, records, pins and retention marks aside."""
 
     session_id: str
@@ -92,7 +93,7 @@ class Newest(Struct):
     state: SessionState
     name: str
     kind: str
-    timestamp: datetime
+    timestamp: Time
     metadata: Object
     owner: Owner | None
     agent_type: str
@@ -100,10 +101,10 @@ class Newest(Struct):
     labels: dict[str, str]
 
 
-class Listed(Session, kw_only=True):
+class ListedSession(Session, kw_only=True):
     """A session in a list. `head` is its newest entry, null if that cannot be read; `newest` its newest checkpoint."""
 
-    head: Newest | None
+    head: SessionHead | None
     entries: Annotated[int, Meta(description="In its log, all kinds.")]
     forked_from: str | None
     newest: Checkpointed | None
@@ -111,13 +112,13 @@ class Listed(Session, kw_only=True):
     outlook: Outlook | None
 
 
-class Saved(Struct):
+class SavedCheckpoint(Struct):
     """A checkpoint, rollback or lifecycle entry. `data` is null once it was thinned."""
 
     id: Annotated[str, Meta(description="`<session_id>:<seq>`")]
     seq: int
     name: str
-    timestamp: datetime
+    timestamp: Time
     metadata: Object
     version: Version
     data: Object | UnsetType | None = UNSET

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -12,7 +11,7 @@ from starlette.responses import Response
 from saveslot.errors import InvalidInput
 from saveslot.server.call import JSON, Call, encoded
 from saveslot.server.routes import Route
-from saveslot.server.v1.answers import Object, Operation, Owner, Page, Saved, Version, checkpoint, saved
+from saveslot.server.v1.answers import Object, Operation, Owner, Page, SavedCheckpoint, Time, Version, checkpoint, saved
 from saveslot.server.v1.conditions import IF_MATCH, KEY, MUST_MATCH, PREFER, UNLESS, etag, follow, key, unchanged
 from saveslot.server.v1.sessions import Id
 from saveslot.session.model import Checkpoint
@@ -31,7 +30,7 @@ ROOM = 4 << 20
 LARGEST = 17 << 20
 
 
-class New(Struct, forbid_unknown_fields=True, kw_only=True):
+class NewCheckpoint(Struct, forbid_unknown_fields=True, kw_only=True):
     """A checkpoint. `data` is the whole state. `put`, `drop`, `append` and `cut` combine, and change single keys of the
     newest state. `patch` excludes all others. Without any of them the state stays as it is.
     """
@@ -46,28 +45,28 @@ class New(Struct, forbid_unknown_fields=True, kw_only=True):
     patch: Annotated[list[dict[str, Any]] | None, Meta(description="A JSON patch (RFC 6902).")] = None
 
 
-class Listing(Struct, forbid_unknown_fields=True, kw_only=True):
+class CheckpointListing(Struct, forbid_unknown_fields=True, kw_only=True):
     name: str | None = None
-    since: Annotated[datetime | None, Meta(description="Later than this.")] = None
-    until: Annotated[datetime | None, Meta(description="Not later than this.")] = None
+    since: Annotated[Time | None, Meta(description="Later than this.")] = None
+    until: Annotated[Time | None, Meta(description="Not later than this.")] = None
     limit: Annotated[int, Meta(ge=1, le=LONGEST)] = PAGE
     after: Annotated[str | None, Meta(description="`next` of the page before, which leads to older ones.")] = None
     all: Annotated[bool, Meta(description="Every entry of the log, those of owners and steps too.")] = False
     data: Annotated[bool, Meta(description="With the agent's data of each.")] = True
 
 
-class Two(Struct, forbid_unknown_fields=True, kw_only=True):
+class Comparison(Struct, forbid_unknown_fields=True, kw_only=True):
     a: Name
     b: Name
 
 
-class State(Struct, forbid_unknown_fields=True, kw_only=True):
+class DataReading(Struct, forbid_unknown_fields=True, kw_only=True):
     ref: Name = "latest"
     key: Annotated[list[str], Meta(description="Only these keys; repeatable.")] = []
     last: Annotated[list[str], Meta(description="KEY=N, repeatable: only the last N items of that list.")] = []
 
 
-class Reach(Struct, forbid_unknown_fields=True, kw_only=True):
+class EntryListing(Struct, forbid_unknown_fields=True, kw_only=True):
     after: Annotated[int, Meta(ge=0, description="Entries after this number.")] = 0
     before: Annotated[int, Meta(ge=0, description="Entries before this number.")] | None = None
     newest: Annotated[int, Meta(ge=1, le=LONGEST, description="The last so many of them.")] = LONGEST
@@ -75,37 +74,37 @@ class Reach(Struct, forbid_unknown_fields=True, kw_only=True):
     kind: Annotated[list[str], Meta(description=f"Entries of these kinds; repeatable: {KINDS}.")] = []
 
 
-class Back(Struct, forbid_unknown_fields=True, kw_only=True):
+class Rollback(Struct, forbid_unknown_fields=True, kw_only=True):
     to: Ref
 
 
-class Chosen(Struct, forbid_unknown_fields=True, kw_only=True):
+class CheckpointRef(Struct, forbid_unknown_fields=True, kw_only=True):
     ref: Ref = "latest"
 
 
-class Dropped(Struct):
+class DroppedCheckpoints(Struct):
     dropped: int
 
 
-class Refs(Struct, forbid_unknown_fields=True, kw_only=True):
+class CheckpointRefs(Struct, forbid_unknown_fields=True, kw_only=True):
     refs: list[Ref]
 
 
-class Pinned(Struct):
+class Pins(Struct):
     """`pinned` are the numbers of all pinned checkpoints."""
 
     id: str
     pinned: list[int]
 
 
-class Header(Struct):
+class EntryHeader(Struct):
     """An entry of the log. `size` is in bytes as stored."""
 
     seq: int
     version: Version
     kind: str
     name: str
-    timestamp: datetime
+    timestamp: Time
     metadata: Object
     size: int
     owner: Owner | None
@@ -126,7 +125,7 @@ class Summary(Struct):
 
 
 async def save(call: Call) -> Response:
-    new: New = call.content
+    new: NewCheckpoint = call.content
 
     async def write(seen: str | None) -> Checkpoint:
         return await call.sessions.checkpoint(
@@ -147,7 +146,7 @@ async def save(call: Call) -> Response:
 
 
 async def history(call: Call) -> Response:
-    query: Listing = call.query
+    query: CheckpointListing = call.query
     before = None if query.after is None else _number(query.after, "after")
     found = await call.sessions.history(
         call.path["id"],
@@ -179,7 +178,7 @@ async def read(call: Call) -> Response:
 
 
 async def data(call: Call) -> Response:
-    query: State = call.query
+    query: DataReading = call.query
     last: dict[str, int] = {}
     for pair in query.last:
         name, _, number = pair.rpartition("=")
@@ -190,7 +189,7 @@ async def data(call: Call) -> Response:
 
 
 async def entries(call: Call) -> Response:
-    query: Reach = call.query
+    query: EntryListing = call.query
     found = await call.sessions.entries(
         call.path["id"],
         after=query.after,
@@ -204,7 +203,7 @@ async def entries(call: Call) -> Response:
 
 
 async def diff(call: Call) -> Response:
-    query: Two = call.query
+    query: Comparison = call.query
     return call.json({"items": await call.sessions.diff(call.path["id"], query.a, query.b), "next": None})
 
 
@@ -213,7 +212,7 @@ async def summary(call: Call) -> Response:
 
 
 async def rollback(call: Call) -> Response:
-    content: Back = call.content
+    content: Rollback = call.content
 
     async def write(seen: str | None) -> Checkpoint:
         return await call.sessions.rollback(call.path["id"], content.to, seen=seen, idempotency_key=key(call))
@@ -222,7 +221,7 @@ async def rollback(call: Call) -> Response:
 
 
 async def drop(call: Call) -> Response:
-    content: Refs = call.content
+    content: CheckpointRefs = call.content
 
     async def write(seen: str | None) -> int:
         return await call.sessions.drop(call.path["id"], content.refs, seen=seen)
@@ -243,7 +242,7 @@ async def unpin(call: Call) -> Response:
 
 
 async def _pinned(call: Call, verb: Callable[[str, str | int], Awaitable[Checkpoint]]) -> Response:
-    content: Chosen = call.content
+    content: CheckpointRef = call.content
     chosen = await verb(call.path["id"], content.ref)
     return call.json({"id": chosen.id, "pinned": await call.sessions.pins(call.path["id"])})
 
@@ -264,8 +263,8 @@ ROUTES = [
         "write",
         save,
         "Save a checkpoint: durable when the answer comes.",
-        takes=New,
-        gives=Saved,
+        takes=NewCheckpoint,
+        gives=SavedCheckpoint,
         status=201,
         headers=(IF_MATCH, KEY, PREFER),
         errors=_CHANGES,
@@ -278,8 +277,8 @@ ROUTES = [
         "read",
         history,
         "List its checkpoints, rollbacks and lifecycle entries: the newest, oldest first.",
-        gives=Page[Saved],
-        query=Listing,
+        gives=Page[SavedCheckpoint],
+        query=CheckpointListing,
         tag=TAG,
     ),
     Route(
@@ -287,8 +286,8 @@ ROUTES = [
         _PATH + "checkpoints/{ref}",
         "read",
         read,
-        "Read the checkpoint that a ref names: a name (its newest), a number, `latest` or `~2`.",
-        gives=Saved,
+        "Read the checkpoint that a ref names: a name (its newest), a number, latest or ~2.",
+        gives=SavedCheckpoint,
         headers=(UNLESS,),
         tag=TAG,
     ),
@@ -299,7 +298,7 @@ ROUTES = [
         data,
         "Read the agent's data.",
         gives=Object,
-        query=State,
+        query=DataReading,
         tag=TAG,
     ),
     Route(
@@ -308,8 +307,8 @@ ROUTES = [
         "read",
         entries,
         "List the entries of its log, without the states.",
-        gives=Page[Header],
-        query=Reach,
+        gives=Page[EntryHeader],
+        query=EntryListing,
         description="`next` leads to older entries: pass it as `before`.",
         tag=TAG,
     ),
@@ -320,7 +319,7 @@ ROUTES = [
         diff,
         "Compare two checkpoints; either may be another session's id.",
         gives=Page[Operation],
-        query=Two,
+        query=Comparison,
         tag=TAG,
     ),
     Route("GET", _PATH + "summary", "read", summary, "Sum up its history.", gives=Summary, tag=TAG),
@@ -330,8 +329,8 @@ ROUTES = [
         "write",
         rollback,
         "Restore the state of an older entry by a new one: nothing is lost.",
-        takes=Back,
-        gives=Saved,
+        takes=Rollback,
+        gives=SavedCheckpoint,
         headers=(MUST_MATCH, KEY, PREFER),
         errors=_CHANGES,
         tag=TAG,
@@ -342,8 +341,8 @@ ROUTES = [
         "write",
         drop,
         "Drop checkpoints, as retention would.",
-        takes=Refs,
-        gives=Dropped,
+        takes=CheckpointRefs,
+        gives=DroppedCheckpoints,
         headers=(IF_MATCH,),
         errors=("conflict", "lease_held"),
         tag=TAG,
@@ -355,8 +354,8 @@ ROUTES = [
         "write",
         pin,
         "Exempt a checkpoint from retention.",
-        takes=Chosen,
-        gives=Pinned,
+        takes=CheckpointRef,
+        gives=Pins,
         errors=("conflict", "lease_held"),
         tag=TAG,
     ),
@@ -366,8 +365,8 @@ ROUTES = [
         "write",
         unpin,
         "Subject a checkpoint to retention again.",
-        takes=Chosen,
-        gives=Pinned,
+        takes=CheckpointRef,
+        gives=Pins,
         errors=("conflict", "lease_held"),
         tag=TAG,
     ),

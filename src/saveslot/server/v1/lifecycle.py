@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -11,7 +10,7 @@ from starlette.responses import Response
 
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
-from saveslot.server.v1.answers import Object, Session, Value, Version, one
+from saveslot.server.v1.answers import Object, Session, Time, Value, Version, one
 from saveslot.server.v1.conditions import IF_MATCH, follow
 from saveslot.server.v1.sessions import existing
 from saveslot.session.model import AgentSession
@@ -20,11 +19,11 @@ from saveslot.values.lifecycle import SessionState
 TAG = "Lifecycle"
 
 
-class Complete(Struct, forbid_unknown_fields=True, kw_only=True):
+class Completion(Struct, forbid_unknown_fields=True, kw_only=True):
     result: Value = None
 
 
-class Fail(Struct, forbid_unknown_fields=True, kw_only=True):
+class Failure(Struct, forbid_unknown_fields=True, kw_only=True):
     error: Annotated[str, Meta(description="Why, in a few words.")]
     details: Object | None = None
 
@@ -33,21 +32,21 @@ class Reason(Struct, forbid_unknown_fields=True, kw_only=True):
     reason: Annotated[str, Meta(max_length=200, description="Why, for the log.")] = ""
 
 
-class State(Struct):
+class SessionStatus(Struct):
     session_id: str
     state: SessionState
 
 
-class Released(Struct):
+class Release(Struct):
     session_id: str
     released: bool
 
 
-class Alive(Struct):
+class Heartbeat(Struct):
     """`version` is as before: a sign of life is not an entry."""
 
     session_id: str
-    last_heartbeat: datetime
+    last_heartbeat: Time
     version: Version
 
 
@@ -60,12 +59,12 @@ async def resume(call: Call) -> Response:
 
 
 async def complete(call: Call) -> Response:
-    content: Complete = call.content
+    content: Completion = call.content
     return await _changed(call, lambda seen: call.sessions.complete(call.path["id"], content.result, seen=seen))
 
 
 async def fail(call: Call) -> Response:
-    content: Fail = call.content
+    content: Failure = call.content
     write = call.sessions.fail
     return await _changed(call, lambda seen: write(call.path["id"], content.error, content.details, seen=seen))
 
@@ -146,18 +145,18 @@ def _told(name: str, respond: Callable[[Call], Awaitable[Response]], summary: st
 ROUTES = [
     _verb("pause", pause, "Pause an active session. A worker that holds it gets a conflict from its next verb.", None),
     _verb("resume", resume, "Make a paused session active.", None),
-    _verb("complete", complete, "End it for good: only a fork can continue from here.", Complete),
-    _verb("fail", fail, "End it as failed, until `recover` or a rollback reopens it.", Fail),
+    _verb("complete", complete, "End it for good: only a fork can continue from here.", Completion),
+    _verb("fail", fail, "End it as failed, until recover or a rollback reopens it.", Failure),
     _verb("recover", recover, "Reopen a failed session.", None),
-    _told("cancel", cancel, "Tell its holder to stop; without a holder it fails.", State),
-    _told("release", release, "Take the lease away from its owner, which gets `lease_lost`.", Released),
+    _told("cancel", cancel, "Tell its holder to stop; without a holder it fails.", SessionStatus),
+    _told("release", release, "Take the lease away from its owner, which gets lease_lost.", Release),
     Route(
         "POST",
         "/v1/sessions/{id}/heartbeat",
         "write",
         heartbeat,
         "Record a sign of life of a session that no worker holds.",
-        gives=Alive,
+        gives=Heartbeat,
         errors=("conflict",),
         tag=TAG,
     ),

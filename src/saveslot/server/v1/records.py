@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -10,7 +9,7 @@ from starlette.responses import Response
 
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
-from saveslot.server.v1.answers import Page, Value
+from saveslot.server.v1.answers import Page, Time, Value
 from saveslot.server.v1.conditions import IF_MATCH, KEY, follow, key
 from saveslot.server.v1.sessions import Id
 
@@ -19,12 +18,12 @@ TAG = "Records"
 PAGE, LONGEST = 100, 1000
 
 
-class New(Struct, forbid_unknown_fields=True, kw_only=True):
+class NewRecord(Struct, forbid_unknown_fields=True, kw_only=True):
     name: Id
     value: Value
 
 
-class Numbered(Struct):
+class RecordNumber(Struct):
     seq: int
 
 
@@ -35,17 +34,17 @@ class Record(Struct):
     name: str
     value: Value
     key: str | None
-    timestamp: datetime
+    timestamp: Time
 
 
-class Listing(Struct, forbid_unknown_fields=True, kw_only=True):
+class RecordListing(Struct, forbid_unknown_fields=True, kw_only=True):
     name: str | None = None
     after: Annotated[int, Meta(ge=0, description="Records after this number, or `next` of the page before.")] = 0
     limit: Annotated[int, Meta(ge=1, le=LONGEST)] = PAGE
 
 
 async def add(call: Call) -> Response:
-    new: New = call.content
+    new: NewRecord = call.content
 
     async def write(seen: str | None) -> int:
         return await call.sessions.record(call.path["id"], new.name, new.value, key=key(call), seen=seen)
@@ -54,7 +53,7 @@ async def add(call: Call) -> Response:
 
 
 async def find(call: Call) -> Response:
-    query: Listing = call.query
+    query: RecordListing = call.query
     records = await call.sessions.records(call.path["id"], name=query.name, after=query.after)
     more, records = len(records) > query.limit, records[: query.limit]
     following = str(records[-1].seq) if more else None
@@ -68,8 +67,8 @@ ROUTES = [
         "write",
         add,
         "Add a value beside the state, also while a worker holds the session and after it ended.",
-        takes=New,
-        gives=Numbered,
+        takes=NewRecord,
+        gives=RecordNumber,
         status=201,
         headers=(IF_MATCH, KEY),
         errors=("conflict",),
@@ -82,7 +81,7 @@ ROUTES = [
         find,
         "List its records, oldest first.",
         gives=Page[Record],
-        query=Listing,
+        query=RecordListing,
         tag=TAG,
     ),
 ]

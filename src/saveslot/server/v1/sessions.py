@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from asyncio import gather
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Annotated, Any, Literal, cast
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -16,7 +15,7 @@ from saveslot.manager.reading import PAGE, WIDE_PAGE, query
 from saveslot.manager.rows import each, rows
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
-from saveslot.server.v1.answers import Listed, Newest, Object, Page, Session, listed, one
+from saveslot.server.v1.answers import ListedSession, Object, Page, Session, SessionHead, Time, listed, one
 from saveslot.server.v1.conditions import IF_MATCH, KEY, MUST_MATCH, etag, follow, key, newest
 from saveslot.session.attempts import Limit
 from saveslot.session.engine import Space
@@ -33,7 +32,7 @@ Label = Annotated[str, Meta(max_length=200)]
 Labels = dict[str, str]
 
 
-class New(Struct, forbid_unknown_fields=True, kw_only=True):
+class NewSession(Struct, forbid_unknown_fields=True, kw_only=True):
     """A session to create."""
 
     agent_type: Label
@@ -57,7 +56,7 @@ class Cached(Struct, forbid_unknown_fields=True, kw_only=True):
     max_age: Annotated[float, Meta(ge=0)] = MAX_AGE
 
 
-class Filter(Cached, kw_only=True):
+class SessionFilter(Cached, kw_only=True):
     """Conditions on sessions: all of them hold."""
 
     state: Annotated[list[SessionState], Meta(description="Repeatable: any of these.")] = []
@@ -70,10 +69,10 @@ class Filter(Cached, kw_only=True):
     entry: Annotated[
         list[str], Meta(description="NAME=VALUE, repeatable: a label in the metadata of one of its checkpoints.")
     ] = []
-    created_after: datetime | None = None
-    created_before: datetime | None = None
+    created_after: Time | None = None
+    created_before: Time | None = None
     seen_before: Annotated[
-        datetime | None, Meta(description="Without a sign of life since; the longest silent come first.")
+        Time | None, Meta(description="Without a sign of life since; the longest silent come first.")
     ] = None
 
     def condition(self, sessions: Space) -> Query:
@@ -100,18 +99,18 @@ class Filter(Cached, kw_only=True):
         return each(self.condition(sessions), self.state, self.agent_type)
 
 
-class Listing(Filter, kw_only=True):
+class SessionListing(SessionFilter, kw_only=True):
     sort: Literal["created", "changed"] = "created"
     limit: Annotated[int, Meta(ge=1, le=WIDE_PAGE)] = PAGE
     after: Annotated[str | None, Meta(description="`next` of the page before.")] = None
     outlook: Annotated[bool, Meta(description="Each with its outlook; at most 20.")] = False
 
 
-class Reading(Cached, kw_only=True):
+class SessionReading(Cached, kw_only=True):
     history: Annotated[int, Meta(ge=0, le=WIDE_PAGE, description="So many of its newest checkpoints come with it.")] = 0
 
 
-class Changes(Struct, forbid_unknown_fields=True, kw_only=True):
+class SessionChanges(Struct, forbid_unknown_fields=True, kw_only=True):
     """JSON merge patches (RFC 7396): keys to set; null removes one."""
 
     context: Object | None = None
@@ -144,7 +143,7 @@ def labelled(pairs: Sequence[str], path: str) -> Labels:
 
 
 async def create(call: Call) -> Response:
-    new: New = call.content
+    new: NewSession = call.content
     limit: Limit = ... if new.max_attempts is UNSET else new.max_attempts
     while True:
         try:
@@ -172,7 +171,7 @@ async def create(call: Call) -> Response:
 
 
 async def find(call: Call) -> Response:
-    listing: Listing = call.query
+    listing: SessionListing = call.query
     queries = listing.queries(call.sessions)
     for wanted in queries:
         wanted.changed = listing.sort == "changed"
@@ -189,14 +188,14 @@ async def find(call: Call) -> Response:
 
 
 async def count(call: Call) -> Response:
-    wanted: Filter = call.query
+    wanted: SessionFilter = call.query
     store = call.sessions.engine.answers.at(wanted.level, wanted.max_age)
     counts = await gather(*map(store.count, wanted.queries(call.sessions)))
     return call.json({"count": sum(sum(part.states.values()) for part in counts)})
 
 
 async def facet(call: Call) -> Response:
-    wanted: Filter = call.query
+    wanted: SessionFilter = call.query
     found = await facets(
         call.sessions,
         wanted.condition(call.sessions),
@@ -209,7 +208,7 @@ async def facet(call: Call) -> Response:
 
 
 async def read(call: Call) -> Response:
-    query: Reading = call.query
+    query: SessionReading = call.query
     session_id = call.path["id"]
     session = await call.sessions.get_session(
         session_id, history=query.history, level=query.level, max_age=query.max_age
@@ -227,7 +226,7 @@ async def head(call: Call) -> Response:
 
 
 async def change(call: Call) -> Response:
-    changes: Changes = call.content
+    changes: SessionChanges = call.content
 
     async def write(seen: str | None) -> AgentSession:
         session = await existing(call)
@@ -239,7 +238,7 @@ async def change(call: Call) -> Response:
 
 
 async def label(call: Call) -> Response:
-    call.content = Changes(labels=call.content)
+    call.content = SessionChanges(labels=call.content)
     return await change(call)
 
 
@@ -304,7 +303,7 @@ ROUTES = [
         "write",
         create,
         "Create a session.",
-        takes=New,
+        takes=NewSession,
         gives=Session,
         status=201,
         headers=(KEY,),
@@ -312,9 +311,16 @@ ROUTES = [
         tag=TAG,
     ),
     Route(
-        "GET", "/v1/sessions", "read", find, "List sessions, newest first.", gives=Page[Listed], query=Listing, tag=TAG
+        "GET",
+        "/v1/sessions",
+        "read",
+        find,
+        "List sessions.",
+        gives=Page[ListedSession],
+        query=SessionListing,
+        tag=TAG,
     ),
-    Route("GET", "/v1/count", "read", count, "Count sessions.", gives=Count, query=Filter, tag=TAG),
+    Route("GET", "/v1/count", "read", count, "Count sessions.", gives=Count, query=SessionFilter, tag=TAG),
     Route(
         "GET",
         "/v1/sessions/facets",
@@ -322,19 +328,19 @@ ROUTES = [
         facet,
         "Count sessions by state, agent type, label, sign of life and time of creation.",
         gives=Facets,
-        query=Filter,
+        query=SessionFilter,
         tag=TAG,
         description="Each facet counts under all other conditions. Labels, signs of life and the histogram come from "
         "the sessions created last, as `looked_at` says.",
     ),
-    Route("GET", "/v1/sessions/{id}", "read", read, "Read a session.", gives=Session, query=Reading, tag=TAG),
+    Route("GET", "/v1/sessions/{id}", "read", read, "Read a session.", gives=Session, query=SessionReading, tag=TAG),
     Route(
         "GET",
         "/v1/sessions/{id}/head",
         "read",
         head,
         "Read its newest entry.",
-        gives=Newest,
+        gives=SessionHead,
         tag=TAG,
     ),
     Route(
@@ -343,7 +349,7 @@ ROUTES = [
         "write",
         change,
         "Change its context, metadata and labels.",
-        takes=Changes,
+        takes=SessionChanges,
         gives=Session,
         headers=(MUST_MATCH,),
         errors=_WRITES,
@@ -366,7 +372,7 @@ ROUTES = [
         "/v1/sessions/{id}",
         "write",
         delete,
-        "Delete it: its log stays as the audit trail until `gc`.",
+        "Delete it. Its log stays as the audit trail until gc.",
         status=204,
         headers=(MUST_MATCH,),
         errors=("conflict",),
