@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -78,11 +80,15 @@ def test_docs_load_nothing_from_elsewhere(served):
 @pytest.fixture(scope="module")
 def api(tmp_path_factory) -> Iterator[Any]:
     """The described API of a server whose store has some sessions, most requests being about one of them."""
-    with serving(str(tmp_path_factory.mktemp("fuzzed") / "agents.db")) as served:
-        yield prepared(served)
+    store = str(tmp_path_factory.mktemp("fuzzed") / "agents.db")
+    command = [sys.executable, "-m", "saveslot", "token", "create", "own", "--scope", "admin", "--store", store]
+    token = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    with serving(store, "--token-required") as served:
+        headers = {"Authorization": f"Bearer {token}"}
+        yield prepared(served, headers), headers
 
 
-def prepared(served: Served) -> Any:
+def prepared(served: Served, headers: dict[str, str]) -> Any:
     schema = schemathesis.openapi.from_url(f"{served.url}/v1/openapi.json")
     turn, used = count(), count()
 
@@ -91,7 +97,7 @@ def prepared(served: Served) -> Any:
         number, rest = divmod(next(used), 4)
         if not rest:
             body = {"agent_type": "a", "session_id": f"s{number}", "data": {"items": [1], "text": "x"}, "name": "begun"}
-            assert served.request("POST", "/v1/sessions", body).status == 201
+            assert served.request("POST", "/v1/sessions", body, **headers).status == 201
         return f"s{number}"
 
     @schema.hook
@@ -104,12 +110,12 @@ def prepared(served: Served) -> Any:
         return parameters
 
     @schema.hook
-    def map_headers(_context: Any, headers: Any) -> Any:
-        if headers is not None and next(turn) % 5:
-            headers.pop("Saveslot-Namespace", None)
-            if "If-Match" in headers:
-                headers["If-Match"] = "*"
-        return headers
+    def map_headers(_context: Any, given: Any) -> Any:
+        if given is not None and next(turn) % 5:
+            given.pop("Saveslot-Namespace", None)
+            if "If-Match" in given:
+                given["If-Match"] = "*"
+        return given
 
     return schema
 
@@ -128,10 +134,12 @@ OPERATIONS = [(route.method, route.path) for route in table() if route.path.star
 
 
 def check(api: Any, method: str, path: str, requests: int) -> None:
+    schema, headers = api
+
     @settings(max_examples=requests, **QUIET)
-    @given(case=api[path][method].as_strategy())
+    @given(case=schema[path][method].as_strategy())
     def one(case: Any) -> None:
-        case.call_and_validate(checks=FINDS)
+        case.call_and_validate(checks=FINDS, headers=headers)
 
     one()
 

@@ -59,11 +59,13 @@ def agents(context: CompletionContext) -> Found:
 def namespaces(context: CompletionContext) -> Found:
     from saveslot.cli.common import Common
     from saveslot.stores.findings import checkup
+    from saveslot.values.checks import RESERVED
 
     async def listed() -> Found:
         url = Common(_option(context, "--store")).url
         store = checkup(url) if _there(url) else None
-        return {} if store is None else dict.fromkeys(await store.namespaces(url, MOST), "")
+        names = [] if store is None else await store.namespaces(url, MOST)
+        return dict.fromkeys((name for name in names if name != RESERVED), "")
 
     return _in_time(listed)
 

@@ -176,6 +176,16 @@ COMMANDS: dict[str, dict[str, Command]] = {
             "Serve the store over HTTP, for other machines and languages, on 127.0.0.1:7788.",
             ("serve", "serve --store postgresql://agents@db/agents --port 8000"),
         ),
+        "token": Command(
+            "token",
+            "Create, list, rotate and revoke tokens, which callers of a server need.",
+            (
+                "token create grader --scope write --namespace school-7",
+                "token create ops --scope admin --expires 30d",
+                "token rotate grader",
+                "token revoke grader",
+            ),
+        ),
         "keeper": Command(
             "keeper",
             "Background maintenance: restart orphaned sessions, fail stale ones, apply retention.",

@@ -38,7 +38,7 @@ from saveslot.manager.claims import startable
 from saveslot.manager.keeper import TIDY
 from saveslot.session.model import Owner
 from saveslot.stores.findings import checkup
-from saveslot.values.checks import Data
+from saveslot.values.checks import RESERVED, Data
 from saveslot.values.lifecycle import SessionState
 from saveslot.values.words import many, size, span
 
@@ -137,7 +137,8 @@ async def keeper(
 
 async def _namespaces(url: str) -> list[str]:
     store = checkup(url)
-    return [] if store is None else await store.namespaces(url, NAMESPACES)
+    names = [] if store is None else await store.namespaces(url, NAMESPACES)
+    return [name for name in names if name != RESERVED]
 
 
 async def _go_on(

@@ -13,9 +13,10 @@ from starlette.responses import Response
 from saveslot.errors import InvalidInput, NotFound, SaveslotError
 from saveslot.manager import SessionManager
 from saveslot.server.call import Call
-from saveslot.server.guard import admit
+from saveslot.server.guard import Rates, admit
 from saveslot.server.problem import Problem, problem, status_of
 from saveslot.server.routes import Routes, table
+from saveslot.server.tokens import Tokens
 from saveslot.server.v1 import conditions
 
 Message = MutableMapping[str, Any]
@@ -37,8 +38,10 @@ SAFE = {
 class Server:
     """The application over an open manager. It is closed by whoever opened it."""
 
-    def __init__(self, manager: SessionManager) -> None:
+    def __init__(self, manager: SessionManager, tokens: Tokens, rates: Rates) -> None:
         self.manager = manager
+        self.tokens = tokens
+        self.rates = rates
         self.routes = Routes(table())
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -58,7 +61,7 @@ class Server:
     async def _answer(self, request: Request, request_id: str) -> Response:
         try:
             call = self._call(request, request_id)
-            admit(call)
+            admit(call, self.rates)
             try:
                 await call.decode()
             except (Problem, SaveslotError):
@@ -87,4 +90,4 @@ class Server:
         if method not in methods:
             allowed = ", ".join(sorted(methods))
             raise Problem(405, InvalidInput("method", f"must be {allowed} here"), {"allow": allowed})
-        return Call(methods[method], request, values, self.manager, request_id)
+        return Call(methods[method], request, values, self.manager, self.tokens, request_id)

@@ -14,23 +14,12 @@ from saveslot import codec
 from saveslot.errors import Corrupt, InvalidInput, TooLarge
 from saveslot.manager import SessionManager
 from saveslot.server.problem import Problem
-from saveslot.server.routes import Route, Scope
+from saveslot.server.routes import Route
+from saveslot.server.tokens import Caller, Tokens
 
 JSON = "application/json"
 # Containers around a state in an answer: a state may be nested as deep as any JSON that the codec writes.
 WRAPPING = 4
-
-
-class Caller(msgspec.Struct, frozen=True):
-    """Who calls: a token, or a person at this machine."""
-
-    name: str  # the token's; "" without one
-    scope: Scope
-    namespaces: frozenset[str] | None = None  # None: all
-
-    def to_dict(self) -> dict[str, Any]:
-        namespaces = None if self.namespaces is None else sorted(self.namespaces)
-        return {"name": self.name, "scope": self.scope, "namespaces": namespaces}
 
 
 class Call:
@@ -42,6 +31,7 @@ class Call:
         request: Request,
         path: Mapping[str, str],
         manager: SessionManager,
+        tokens: Tokens,
         request_id: str,
     ) -> None:
         self.route = route
@@ -53,6 +43,7 @@ class Call:
         self.query: Any = None  # an instance of `route.query`
         self.content: Any = None  # an instance of `route.takes`
         self.manager = manager  # of the server's own namespace
+        self.tokens = tokens
 
     @property
     def headers(self) -> Headers:
@@ -62,6 +53,11 @@ class Call:
     def sessions(self) -> SessionManager:
         """A manager of the namespace that the request names, which the guard has checked."""
         return self.manager.of(self.namespace)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the caller's token still counts. A stream asks before each event, and ends if not."""
+        return self.tokens.counts(self.caller)
 
     async def body(self) -> bytes:
         """Read the body; `TooLarge` before more than `route.largest` bytes are in memory."""

@@ -1,34 +1,80 @@
-"""Who may call: host and origin, token (401), scope and namespace (403), in this order and before the body is read.
+"""Who may call: host and origin, token (401), scope and namespace (403), rate (429), before the body is read.
 
 Without tokens the server listens on loopback only, and everybody on this machine may do everything. Then the danger is
 a web page in a browser on this machine. Its requests carry an Origin, or `Sec-Fetch-Site`; and a page that bound its
 own name to 127.0.0.1 (DNS rebinding) sends that name as Host. All three are refused.
+
+A browser of a person who signed in sends the token as a cookie on its own accord, so it counts only in requests from
+this server's own pages. Browsers do not let pages set Origin or `Sec-Fetch-Site`.
 """
 
 from __future__ import annotations
 
-from starlette.datastructures import Headers
+from math import ceil
 
-from saveslot.errors import Forbidden, InvalidInput
-from saveslot.server.call import Call, Caller
-from saveslot.server.routes import SCOPES
-from saveslot.values.checks import as_name
+from saveslot.errors import Forbidden, InvalidInput, Unauthorized, Unavailable
+from saveslot.server.call import Call
+from saveslot.server.problem import Problem
+from saveslot.server.tokens import Caller
+from saveslot.stores.wire.loops import running
+from saveslot.values.checks import RESERVED, as_name
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-# Tokens and the like are sessions of this namespace, which no request may name.
-RESERVED = "$saveslot"
+COOKIE = "saveslot"
+# Requests per second and token: far more than a busy worker makes, whose appends share requests.
+RATE = 1000.0
+HERE = Caller("", "admin")
 
 
-def admit(call: Call) -> None:
+class Rates:
+    """Requests per second of each token, with room for those of two seconds at once."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._left: dict[str, tuple[float, float]] = {}  # by token: requests left, and when that was so
+
+    def spend(self, caller: Caller) -> None:
+        """Count a request; raise 429 once there were too many."""
+        now, most = running().time(), max(1.0, 2 * self._rate)
+        left, since = self._left.get(caller.token, (most, now))
+        left = min(most, left + (now - since) * self._rate)
+        if left < 1:
+            wait = ceil((1 - left) / self._rate)
+            error = Unavailable(f"token {caller.name} made more than {self._rate:g} requests per second; retry later")
+            raise Problem(429, error, {"retry-after": str(wait)})
+        self._left[caller.token] = (left - 1, now)
+
+
+def admit(call: Call, rates: Rates) -> None:
     """Set the caller and the namespace of a call, or raise why it may not be made."""
-    _require_this_machine(call.headers, open_route=call.route.scope == "open")
+    if not call.tokens.required:
+        _require_this_machine(call)
     if call.route.scope == "open":
         return
-    call.caller = Caller("", "admin")
-    if SCOPES.index(call.caller.scope) < SCOPES.index(call.route.scope):
-        raise Forbidden(f"token {call.caller.name} has scope {call.caller.scope}; this needs {call.route.scope}")
+    call.caller = caller = _caller(call)
+    if not caller.may(call.route.scope):
+        raise Forbidden(f"token {caller.name} has scope {caller.scope}; this needs {call.route.scope}")
     if call.route.namespaced:
         call.namespace = _namespace(call)
+    elif call.route.scope == "admin" and caller.namespaces is not None:
+        raise Forbidden(f"token {caller.name} has only some namespaces; this needs a token for all")
+    if caller.token:
+        rates.spend(caller)
+
+
+def _caller(call: Call) -> Caller:
+    if not call.tokens.required:
+        return HERE
+    given = call.headers.get("authorization")
+    if given is not None:
+        kind, _, text = given.partition(" ")
+        if kind.lower() != "bearer":
+            raise Unauthorized("Authorization must be `Bearer TOKEN`")
+        return call.tokens.caller(text.strip())
+    if (cookie := call.request.cookies.get(COOKIE)) is not None:
+        require_same_origin(call)
+        return call.tokens.caller(cookie)
+    raise Unauthorized("this server needs a token: send it as `Authorization: Bearer TOKEN`")
 
 
 def _namespace(call: Call) -> str:
@@ -45,13 +91,26 @@ def _namespace(call: Call) -> str:
     return name
 
 
-def _require_this_machine(headers: Headers, *, open_route: bool) -> None:
-    host = headers.get("host", "")
+def _require_this_machine(call: Call) -> None:
+    host = call.headers.get("host", "")
     name = host.rpartition(":")[0] if ":" in host.rpartition("]")[2] else host
     if name.lower() not in LOOPBACK:
         raise Forbidden(f"host {host!r} is not this machine: without tokens the server answers on loopback names only")
-    origin = headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != host:
+    if call.route.scope != "open" or call.request.method not in {"GET", "HEAD"}:
+        _require_no_other_site(call)
+
+
+def require_same_origin(call: Call) -> None:
+    """Raise unless a page of this server made the request; to change something, it must say so."""
+    _require_no_other_site(call)
+    signs = call.headers.get("origin"), call.headers.get("sec-fetch-site")
+    if call.request.method not in {"GET", "HEAD"} and signs == (None, None):
+        raise Forbidden("a cookie counts only from pages of this server; send Authorization instead")
+
+
+def _require_no_other_site(call: Call) -> None:
+    origin = call.headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != call.headers.get("host", ""):
         raise Forbidden(f"origin {origin!r} is another one: web pages of other origins may not call this server")
-    if not open_route and headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
+    if call.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
         raise Forbidden("web pages of other origins may not call this server")

@@ -6,18 +6,19 @@ A door is a module with a list of `Route`; `TABLE` joins them.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from msgspec import Struct
 from starlette.responses import Response
 
+from saveslot.server.tokens import SCOPES, Scope
+
+__all__ = ["BODY", "SCOPES", "Route", "Routes", "Scope", "table"]
+
 if TYPE_CHECKING:
     from saveslot.server.call import Call
 
-# What a caller must be allowed to do; each word includes the ones before it. `open` needs no token.
-Scope = Literal["open", "read", "write", "admin"]
-SCOPES: tuple[Scope, ...] = ("open", "read", "write", "admin")
 # Bytes of a request body, after decompression, unless the route says otherwise.
 BODY = 16 << 20
 
@@ -40,7 +41,8 @@ class Route(NamedTuple):
     gives: Any = None  # the type of the JSON answer
     query: type[Struct] | None = None  # its parameters, decoded into `call.query`
     status: int = 200  # of a successful answer
-    namespaced: bool = True  # works in one namespace, which the caller's token must allow
+    # Works in one namespace, which the caller's token must allow; else in all, and scope admin needs a token for all.
+    namespaced: bool = True
     streams: bool = False  # no deadline: the answer goes on until either side ends it
     headers: Sequence[Header] = ()  # of the request, that it reads
     finds: bool = True  # with {id} in its path: the session has to exist
@@ -92,6 +94,7 @@ def _fixed(part: str) -> str | None:
 
 def table() -> list[Route]:
     """Every route of the server. A door adds its module here."""
-    from saveslot.server import docs, health, me, openapi, v1, views
+    from saveslot.server import docs, health, me, openapi, token_routes, v1, views
 
-    return [*docs.ROUTES, *health.ROUTES, *me.ROUTES, *openapi.ROUTES, *v1.ROUTES, *views.ROUTES]
+    doors = (docs, health, me, openapi, token_routes, v1, views)
+    return [route for door in doors for route in door.ROUTES]

@@ -7,14 +7,16 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
+import msgspec
 import uvicorn
 
 from saveslot.errors import InvalidInput, Unavailable
 from saveslot.opening import open as open_sessions
 from saveslot.server.app import Server
-from saveslot.server.guard import LOOPBACK
+from saveslot.server.guard import LOOPBACK, RATE, Rates
+from saveslot.server.tokens import Tokens
 
 # Seconds that open requests get to finish after SIGTERM.
 GRACE = 10
@@ -36,13 +38,37 @@ class Uvicorn(uvicorn.Server):
         yield
 
 
-async def serve(url: str | None, host: str, port: int, ready: Callable[[str], None]) -> None:
+class Options(msgspec.Struct, frozen=True):
+    """What `saveslot serve` was told."""
+
+    url: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 7788
+    token_required: bool = False
+    rate: float = RATE
+
+
+async def serve(options: Options, ready: Callable[[str], None]) -> None:
     """Serve the store until this process is told to end. `ready` gets the server's URL once it answers."""
-    require_loopback(host)
-    listening = bind(host, port)
-    async with open_sessions(url) as sessions:
+    async with open_sessions(options.url) as sessions:
+        tokens = Tokens(sessions, required=options.token_required or not is_loopback(options.host))
+        await tokens.start()
+        try:
+            await _serve(options, Server(sessions, tokens, Rates(options.rate)), ready)
+        finally:
+            await tokens.stop()
+
+
+async def _serve(options: Options, app: Server, ready: Callable[[str], None]) -> None:
+    if app.tokens.required and not app.tokens.any and not is_loopback(options.host):
+        raise InvalidInput(
+            "--host",
+            f"{options.host} can be reached from other machines, so callers need tokens, and the store has none; "
+            "create one first: saveslot token create NAME --scope admin",
+        )
+    with closing(bind(options.host, options.port)) as listening:
         config = uvicorn.Config(
-            Server(sessions),
+            app,
             http="httptools",
             ws="none",
             lifespan="off",
@@ -64,11 +90,8 @@ async def serve(url: str | None, host: str, port: int, ready: Callable[[str], No
                 loop.remove_signal_handler(number)
 
 
-def require_loopback(host: str) -> None:
-    if _quoted(host) not in LOOPBACK:
-        raise InvalidInput(
-            "--host", f"{host} can be reached from other machines, and this server asks nobody for a token"
-        )
+def is_loopback(host: str) -> bool:
+    return _quoted(host) in LOOPBACK
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -59,6 +59,8 @@ def as_time(value: Any, path: str) -> datetime:
 
 # Characters. Names, ids and namespaces are keys: they travel through logs, shells, URLs and other databases.
 MAX_NAME = 200
+# The server's own namespace: its tokens are sessions there. No request may name it.
+RESERVED = "$saveslot"
 
 _ODD = r"\x00-\x1f\x7f\ud800-\udfff"
 _UNFIT = re.compile(f"[{_ODD}]")

@@ -1,0 +1,130 @@
+"""`saveslot token`: `create`, `ls`, `rotate` and `revoke`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from saveslot.cli.common import EVERYWHERE, Common
+from saveslot.cli.exits import Misuse
+from saveslot.cli.options import Duration
+from saveslot.cli.screen import Column, Part, Screen, Table, line
+from saveslot.cli.state import DIM
+from saveslot.cli.words import ago
+from saveslot.manager import SessionManager
+from saveslot.server import tokens
+from saveslot.server.tokens import Token
+
+Action = Annotated[
+    Literal["create", "ls", "rotate", "revoke"],
+    Parameter(
+        name="ACTION",
+        help="create: print a new token; ls: list them; rotate: replace one's secret; revoke: refuse it from now on.",
+    ),
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Place:
+    """The options of every command but --namespace, which has another meaning here."""
+
+    store: Annotated[
+        str | None,
+        Parameter(
+            group=EVERYWHERE,
+            metavar="URL",
+            help="Store: a file or a URL (default: SAVESLOT_URL, saveslot.toml, or a file in the user's data).",
+        ),
+    ] = None
+    json: Annotated[bool, Parameter(group=EVERYWHERE, negative="", show_default=False, help="Print JSON.")] = False
+    no_pager: Annotated[
+        bool, Parameter(group=EVERYWHERE, negative="", show_default=False, help="Never open a pager.")
+    ] = False
+
+    @property
+    def common(self) -> Common:
+        return Common(self.store, None, self.json, self.no_pager)
+
+    @asynccontextmanager
+    async def tokens(self, *, create: bool = False) -> AsyncGenerator[SessionManager]:
+        async with self.common.sessions(create=create) as sessions:
+            yield tokens.registry(sessions)
+
+
+HERE = Place()
+
+
+async def token(
+    action: Action,
+    name: Annotated[str | None, Parameter(name="NAME", help="The token's name.")] = None,
+    /,
+    *,
+    scope: Annotated[
+        Literal["read", "write", "admin"] | None,
+        Parameter(metavar="SCOPE", help="What it may do: read, write (and read), or admin (everything)."),
+    ] = None,
+    namespace: Annotated[
+        list[str] | None,
+        Parameter(negative="", metavar="NAME", help="Only this namespace; repeatable (default: all)."),
+    ] = None,
+    expires: Annotated[
+        Duration, Parameter(metavar="AGE", help="It expires after 30d, 12h, … (default: never).")
+    ] = None,
+    place: Place = HERE,
+) -> None:
+    if action != "create" and (scope, namespace, expires) != (None, None, None):
+        raise Misuse(f"token {action}: --scope, --namespace and --expires belong to `token create`")
+    if action == "ls":
+        if name is not None:
+            raise Misuse("token ls: takes no name")
+        async with place.tokens() as registry:
+            listed = await tokens.tokens_of(registry)
+        screen = place.common.screen
+        screen.answer([token.to_dict() for token in listed], _rows(listed, screen))
+        return
+    if name is None:
+        raise Misuse(f"token {action}: name the token")
+    if action == "create":
+        if scope is None:
+            raise Misuse("token create: choose --scope read, write or admin")
+        until = None if expires is None else datetime.now(UTC) + expires
+        async with place.tokens(create=True) as registry:
+            text = await tokens.create(registry, name, scope, namespace, until)
+        _answer(place, name, text)
+        return
+    async with place.tokens() as registry:
+        if action == "rotate":
+            _answer(place, name, await tokens.rotate(registry, name))
+        else:
+            await tokens.revoke(registry, name)
+
+
+def _answer(place: Place, name: str, text: str) -> None:
+    """Print the token alone: scripts read it, and it is not stored."""
+    place.common.screen.answer({"name": name, "token": text}, [line((text, ""))])
+
+
+def _rows(listed: list[Token], screen: Screen) -> Iterator[Part]:
+    if not listed and screen.terminal:
+        yield line(("no tokens; the server answers callers on its own machine only", DIM))
+        return
+    columns = [Column("TOKEN", id=True), Column("SCOPE"), Column("NAMESPACES", wide=True)]
+    columns += [Column("CREATED"), Column("EXPIRES"), Column("LAST USED")]
+    rows = [
+        [
+            (token.name, "bold"),
+            token.scope,
+            "all" if token.namespaces is None else ", ".join(token.namespaces),
+            ago(token.created_at),
+            "never" if token.expires_at is None else "expired" if token.expired else f"{token.expires_at:%Y-%m-%d}",
+            "never" if token.last_used is None else ago(token.last_used),
+        ]
+        for token in listed
+    ]
+    yield Table(columns, rows)
