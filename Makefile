@@ -8,10 +8,10 @@ TESTED := cli,stack,yaml,crypto,testing,server
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # `make -j check` goes step by step too
-.PHONY: help demo stack test test-faults test-long test-lowest check lint types layers format bench pages docs clean
+.PHONY: help demo stack test test-faults test-long test-lowest test-adapters check lint types layers format bench pages docs clean
 
 help:
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.core ## see an agent killed, its work finished, and nothing done twice
 	@$(BIN)/saveslot demo
@@ -20,17 +20,21 @@ stack: .venv/.stack ## the same on a PostgreSQL and a Valkey, started for it fro
 	@$(BIN)/saveslot demo --stack
 
 test: .venv/.dev ## the quick tests
-	@$(BIN)/pytest -n 2 -m "not faults and not long" tests
+	@$(BIN)/pytest -n 2 -m "not faults and not long" --ignore tests/adapters tests
 
 test-faults: .venv/.dev ## kill, pause and I/O fault tests
-	@$(BIN)/pytest -m "faults and not long" tests
+	@$(BIN)/pytest -m "faults and not long" --ignore tests/adapters tests
 
 test-long: .venv/.dev ## the same over many more histories and kills
-	@$(BIN)/pytest -n 2 --timeout 3600 -m long tests
+	@$(BIN)/pytest -n 2 --timeout 3600 -m long --ignore tests/adapters tests
 
 test-lowest: .venv-lowest/.done ## tests with the lowest versions that pyproject.toml allows
 	@.venv-lowest/bin/pytest -n 2 -m "not faults and not long" tests/codec tests/manager tests/stores tests/test_public.py \
 		tests/cli/test_terminal.py tests/cli/test_views.py
+
+test-adapters: .venv/.dev .venv-adapters/.done ## the adapters, with the frameworks that they serve: types and tests
+	@$(BIN)/basedpyright --pythonpath .venv-adapters/bin/python src/saveslot/adapters
+	@.venv-adapters/bin/pytest tests/adapters
 
 check: lint types layers test test-faults ## all that must pass before a commit
 
@@ -67,11 +71,11 @@ docs: pages .venv-docs/.done ## the same, and build all pages as a site with sea
 	@echo "look at it: $(PYTHON) -m http.server --directory build/site"
 
 clean: ## remove the environment, caches and builds
-	@rm -rf .venv .venv-docs .venv-lowest .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	@rm -rf .venv .venv-adapters .venv-docs .venv-lowest .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each stamp is younger than what it was installed from, or pip runs again.
-# constraints.txt is `pip freeze --exclude-editable` after installing the groups dev, bench and docs into an empty environment.
+# constraints.txt is `pip freeze --exclude-editable` after installing the groups dev, adapters, bench and docs into an empty environment.
 # pip reads groups from 25.1 on; Debian 12 has an older one.
 
 .venv/.core: pyproject.toml constraints.txt
@@ -105,6 +109,13 @@ clean: ## remove the environment, caches and builds
 	@$(PYTHON) -m venv --clear .venv-docs
 	@.venv-docs/bin/$(INSTALL) --upgrade 'pip>=25.1'
 	@.venv-docs/bin/$(INSTALL) --constraint constraints.txt --group docs
+	@touch $@
+
+.venv-adapters/.done: pyproject.toml constraints.txt
+	@echo "installing the agent frameworks into .venv-adapters (once)"
+	@$(PYTHON) -m venv .venv-adapters
+	@.venv-adapters/bin/$(INSTALL) --upgrade 'pip>=25.1'
+	@.venv-adapters/bin/$(INSTALL) --constraint constraints.txt --editable '.[$(TESTED)]' --group test --group adapters
 	@touch $@
 
 .venv-lowest/.done: pyproject.toml lowest.txt .venv/.core
