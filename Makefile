@@ -19,11 +19,16 @@ demo: .venv/.core ## see an agent killed, its work finished, and nothing done tw
 stack: .venv/.stack ## the same on a PostgreSQL and a Valkey, started for it from wheels
 	@$(BIN)/saveslot demo --stack
 
+# A stall of the machine can fail a test of real servers and processes. What failed runs once more, alone and named.
+AGAIN = { echo "these failed; once more, one at a time:"; $(BIN)/pytest -v --last-failed --last-failed-no-failures none
+
 test: .venv/.dev ## the quick tests
-	@$(BIN)/pytest -n 2 -m "not faults and not long" --ignore tests/adapters tests
+	@$(BIN)/pytest -n 4 -m "not faults and not long" --ignore tests/adapters tests \
+		|| $(AGAIN) -m "not faults and not long" --ignore tests/adapters tests; }
 
 test-faults: .venv/.dev ## kill, pause and I/O fault tests
-	@$(BIN)/pytest -m "faults and not long" --ignore tests/adapters tests
+	@$(BIN)/pytest -m "faults and not long" --ignore tests/adapters tests \
+		|| $(AGAIN) -m "faults and not long" --ignore tests/adapters tests; }
 
 test-long: .venv/.dev ## the same over many more histories and kills
 	@$(BIN)/pytest -n 2 --timeout 3600 -m long --ignore tests/adapters tests

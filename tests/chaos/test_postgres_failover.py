@@ -237,7 +237,7 @@ async def test_unusable_host_is_skipped(pair: Pair, first: str, monkeypatch: pyt
 async def test_held_session_survives_a_silent_primary(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the primary's machine vanishes, worker and agent find the new one, and no lease is lost."""
     monkeypatch.setattr(postgres_connection, "SILENCE", 0.5)
-    monkeypatch.setattr(postgres_connection, "WELCOME", 30.0)  # longer than a beat has
+    monkeypatch.setattr(postgres_connection, "WELCOME", 5.0)  # longer than a beat has, and shorter than a call
     async with saveslot.open(pair.url, worker_beat=0.5, worker_ttl=10) as sessions:
         session = await sessions.create_session("agent")
         async with sessions.hold(session) as held:

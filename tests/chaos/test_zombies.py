@@ -54,13 +54,16 @@ class Zombie:
 
     def end(self) -> list[list[str]]:
         """What it still has to say."""
-        output, _ = self._process.communicate()
-        assert self._process.returncode == 0
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        output = self._process.stdout.read()  # communicate() would drop lines that `line` read ahead
+        assert self._process.wait() == 0
         return [line.split() for line in output.splitlines()]
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        with self._process:  # closes its pipes
+            self._process.kill()
 
 
 @pytest.fixture
