@@ -70,3 +70,24 @@ def test_failures(filled):
     """What needs a person, within a time."""
     failed = filled.request("GET", "/v1/failures?since=3600").json
     assert (failed["items"], failed["looked_at"]["most"]) == ([], 1000)
+
+
+def test_parts_of_states(filled):
+    """A part of a state by path, its recipe, and a 304 while the data is the same."""
+    path = "/v1/sessions/a%2Fb/checkpoints/5"
+    answer = filled.request("GET", f"{path}?depth=1&recipe=1")
+    assert (answer.json["value"], answer.json["name"], answer.json["data_seq"]) == ({"n": 1}, "ask", 4)
+    assert answer.json["recipe"]["frames"][0]["kind"] == "keyframe"
+    assert filled.request("GET", f"{path}?path=/n").json["value"] == 1
+    assert filled.request("GET", f"{path}?path=/m").status == 404
+    again = filled.request("GET", f"{path}?depth=1", if_none_match=answer.headers["etag"])
+    assert (again.status, again.body) == (304, b"")
+
+
+def test_comparisons(filled):
+    """Old values and a summary beside the operations."""
+    found = filled.request("GET", "/v1/sessions/a%2Fb/diff?a=2&b=latest&old=1").json
+    assert found["items"] == [{"op": "replace", "path": "/n", "value": 1, "old": 0}]
+    assert (found["summary"]["operations"], found["truncated"], found["next"]) == (1, False, None)
+    other = filled.request("GET", "/v1/sessions/a%2Fb/diff?a=2&b=latest&session_b=none")
+    assert other.status == 404

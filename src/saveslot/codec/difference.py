@@ -58,9 +58,15 @@ def diff(a: Any, b: Any) -> list[dict[str, Any]]:
     return comparison.ops
 
 
-def diff_texts(a: Mapping[str, Text], b: Mapping[str, Text], tagged: bool) -> list[dict[str, Any]]:  # noqa: FBT001
-    """Do the same for two states kept as the JSON text of each key."""
-    comparison = _Comparison(tagged=tagged)
+def diff_texts(
+    a: Mapping[str, Text],
+    b: Mapping[str, Text],
+    tagged: bool,  # noqa: FBT001
+    *,
+    old: bool = False,
+) -> list[dict[str, Any]]:
+    """Do the same for two states kept as the JSON text of each key. With `old`, what goes has its old value, too."""
+    comparison = _Comparison(tagged=tagged, old=old)
     comparison.members("", a, b)
     return comparison.ops
 
@@ -107,8 +113,9 @@ def touched_keys(patch: Patch) -> set[str] | None:
 
 
 class _Comparison:
-    def __init__(self, *, tagged: bool) -> None:
+    def __init__(self, *, tagged: bool, old: bool = False) -> None:
         self.tagged = tagged
+        self.old = old  # `remove` and `replace` have the old value beside them
         self.ops: list[dict[str, Any]] = []
 
     def value(self, path: str, old: bytes, new: bytes) -> None:
@@ -120,10 +127,12 @@ class _Comparison:
         elif kinds == b"{{" and not (self.tagged and (old.startswith(_TAGGED) or new.startswith(_TAGGED))):
             self.members(path, _members(old), _members(new))
         else:
-            self._write("replace", path, new)
+            self._write("replace", path, new, old)
 
     def members(self, path: str, old: Mapping[str, Text], new: Mapping[str, Text]) -> None:
-        self.ops += [{"op": "remove", "path": f"{path}/{_escaped(key)}"} for key in old if key not in new]
+        for key, text in old.items():
+            if key not in new:
+                self._remove(f"{path}/{_escaped(key)}", text)
         for key, text in new.items():
             before = old.get(key)
             if before is None:
@@ -140,14 +149,15 @@ class _Comparison:
         gone, come = ([bytes(text) for text in run[: len(run) - back]] for run in (before, after))
         kept = _kept(gone, come)
         if gone and _outweighs(gone, come, kept, len(new)):
-            self._write("replace", path, new)
+            self._write("replace", path, new, old)
             return
         left = len(before)
         for was, now in _runs(gone, come, kept):
             left -= len(was)
             if not now:
                 # From the end: removing a long tail then moves nothing.
-                self.ops += [{"op": "remove", "path": f"{path}/{n}"} for n in range(at + len(was) - 1, at - 1, -1)]
+                for n in range(len(was) - 1, -1, -1):
+                    self._remove(f"{path}/{at + n}", was[n])
             elif not was:
                 for n, text in enumerate(now, at):
                     self._write("add", f"{path}/{n if left else '-'}", text)
@@ -156,8 +166,18 @@ class _Comparison:
                     self.value(f"{path}/{n}", one, other)
             at += len(now)
 
-    def _write(self, op: str, path: str, text: Text) -> None:
-        self.ops.append({"op": op, "path": path, "value": decode(bytes(text), tagged=self.tagged)})
+    def _write(self, op: str, path: str, text: Text, old: Text | None = None) -> None:
+        self.ops.append({"op": op, "path": path, "value": self._decoded(text)})
+        if self.old and old is not None:
+            self.ops[-1]["old"] = self._decoded(old)
+
+    def _remove(self, path: str, old: Text) -> None:
+        self.ops.append({"op": "remove", "path": path})
+        if self.old:
+            self.ops[-1]["old"] = self._decoded(old)
+
+    def _decoded(self, text: Text) -> Any:
+        return decode(bytes(text), tagged=self.tagged)
 
 
 def _shared(old: Run, new: Run) -> int:

@@ -1,7 +1,7 @@
 """Facets: how many sessions there would be with one condition more or another one instead.
 
 Each facet counts under all *other* conditions, so that a chosen value does not hide its alternatives. States, agent
-types and orphans are counted exactly. Labels, signs of life and the histogram come from the 2,000 sessions created
+types and orphans are counted exactly. Labels, signs of life and the histogram come from the 1,000 sessions created
 last, and `looked_at` says so: no index counts them.
 """
 
@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
+import msgspec
 from msgspec.structs import replace
 
 from saveslot.manager.rows import each
@@ -23,7 +24,7 @@ from saveslot.values.lifecycle import FAILED, SessionState
 from saveslot.values.log import Counts, Head, Query, Row, moment
 
 # Sessions that a sample has.
-SAMPLE = 2_000
+SAMPLE = 1_000
 # Sessions of one read: a page of `find`, and heads.
 TOGETHER = 500
 # Values of one label that are named, and labels: those of the most sessions.
@@ -81,15 +82,18 @@ async def facets(
     """Count the sessions of a query by what they have in common. `states` and `agent_types`: any of these."""
     store = sessions.engine.answers.at(level, max_age)
     either = each(query, states, agent_types)
-    anyone = each(replace(query, orphan_for=None), states, agent_types)
-    total, by_state, by_agent_type, orphaned, sample, labelled = await asyncio.gather(
-        _count(store, either),
-        _count(store, each(query, (), agent_types)),
-        _count(store, each(query, states, ())),
-        _count(store, anyone),
-        _sample(store, either),
-        _sample(store, [replace(one, labels={}) for one in either]),
+    counted = (
+        either,
+        each(query, (), agent_types),
+        each(query, states, ()),
+        each(replace(query, orphan_for=None), states, agent_types),
     )
+    unlabelled = [replace(one, labels={}) for one in either] if query.labels else []
+    counts, rows, labelled = await asyncio.gather(
+        _counts(store, counted), _sample(store, either), _sample(store, unlabelled)
+    )
+    total, by_state, by_agent_type, orphaned = counts
+    sample = await _heads(store, rows)
     of = sum(total.states.values())
     now = max((head.row.now for head in sample), default=0)
     since = min((head.row.created_at for head in sample), default=None)
@@ -98,7 +102,7 @@ async def facets(
         {state.value: by_state.states.get(state.value, 0) for state in SessionState},
         orphaned.orphaned,
         dict(sorted(by_agent_type.agent_types.items(), key=lambda item: (-item[1], item[0]))),
-        _by_label(head.row for head in labelled),
+        _by_label(labelled if query.labels else rows),
         _by_seen(sample, now),
         histogram([head.row for head in sample], now),
         LookedAt(len(sample), of, None if since is None else moment(since)),
@@ -106,21 +110,31 @@ async def facets(
     )
 
 
-async def _count(store: Questions, queries: Iterable[Query]) -> Counts:
-    """Add up the counts of queries that have no session in common."""
-    parts = await asyncio.gather(*map(store.count, queries))
+async def _counts(store: Questions, wanted: Sequence[Sequence[Query]]) -> list[Counts]:
+    """Add up, for each list of queries without a session in common, their counts. The same query is sent once."""
+    questions = {msgspec.json.encode(query): query for queries in wanted for query in queries}
+    answers = dict(zip(questions, await asyncio.gather(*map(store.count, questions.values())), strict=True))
+    return [_sum(answers[msgspec.json.encode(query)] for query in queries) for queries in wanted]
+
+
+def _sum(parts: Iterable[Counts]) -> Counts:
     states: Counter[str] = Counter()
     agent_types: Counter[str] = Counter()
+    orphaned = 0
     for part in parts:
         states.update(part.states)
         agent_types.update(part.agent_types)
-    return Counts(dict(states), dict(agent_types), orphaned=sum(part.orphaned for part in parts))
+        orphaned += part.orphaned
+    return Counts(dict(states), dict(agent_types), orphaned=orphaned)
 
 
-async def _sample(store: Questions, queries: Iterable[Query]) -> list[Head]:
+async def _sample(store: Questions, queries: Iterable[Query]) -> list[Row]:
     """Return the sessions created last."""
     parts = await asyncio.gather(*(_newest(store, query) for query in queries))
-    rows = sorted((row for part in parts for row in part), key=lambda row: row.created_at, reverse=True)[:SAMPLE]
+    return sorted((row for part in parts for row in part), key=lambda row: row.created_at, reverse=True)[:SAMPLE]
+
+
+async def _heads(store: Questions, rows: Sequence[Row]) -> list[Head]:
     keys = [row.key for row in rows]
     pieces = [keys[start : start + TOGETHER] for start in range(0, len(keys), TOGETHER)]
     heads = await asyncio.gather(*map(store.heads, pieces))

@@ -13,6 +13,7 @@ from saveslot.manager.outlook import Outlook, outlook
 from saveslot.manager.shapes import MOST as SHAPES, Shape, shapes
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
+from saveslot.server.v1.conditions import UNLESS, unchanged
 
 TAG = "views"
 
@@ -37,7 +38,7 @@ async def show_log(call: Call) -> Response:
         changed=query.changed,
     )
     tag = f'"{page.etag}"'
-    if call.headers.get("if-none-match") == tag:
+    if unchanged(call, page.etag):
         return Response(status_code=304, headers={"etag": tag})
     return call.json(page.to_dict(), headers={"etag": tag})
 
@@ -81,6 +82,7 @@ ROUTES = [
         "A page of a session's whole log, without the states: the newest entries, or those around a number.",
         gives=LogPage,
         query=LogQuery,
+        headers=(UNLESS,),
         errors=("not_found",),
         tag=TAG,
         description="`next` and `previous` are numbers to pass as `after` and `before`. The ETag changes with the "

@@ -130,6 +130,7 @@ class Operation(Struct):
     op: str
     path: str
     value: Value | UnsetType = UNSET
+    old: Annotated[Value, Meta(description="With `old`: what was there before.")] | UnsetType = UNSET
 
 
 def session(value: AgentSession) -> Data:

@@ -5,22 +5,36 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
+from saveslot.codec.outline import Kind
 from saveslot.errors import InvalidInput
+from saveslot.manager import parts
+from saveslot.manager.parts import CHILDREN, MOST, OPERATIONS
 from saveslot.server.call import JSON, Call, encoded
 from saveslot.server.routes import Route
-from saveslot.server.v1.answers import Object, Operation, Owner, Page, SavedCheckpoint, Time, Version, checkpoint, saved
+from saveslot.server.v1.answers import (
+    Object,
+    Operation,
+    Owner,
+    Page,
+    SavedCheckpoint,
+    Time,
+    Value,
+    Version,
+    checkpoint,
+    saved,
+)
 from saveslot.server.v1.conditions import IF_MATCH, KEY, MUST_MATCH, PREFER, UNLESS, etag, follow, key, unchanged
 from saveslot.server.v1.sessions import Id
 from saveslot.session.model import Checkpoint
-from saveslot.values.kinds import Kind
+from saveslot.values.kinds import Kind as EntryKind
 
 TAG = "Checkpoints"
 Name = Annotated[str, Meta(description="A ref: a name (its newest), a number, an id, `latest` or `~2`.")]
 Ref = Annotated[str | int, Meta(description="A ref: a name (its newest), a number, an id, `latest` or `~2`.")]
-KINDS = ", ".join(dict.fromkeys(kind.label for kind in Kind))
+KINDS = ", ".join(dict.fromkeys(kind.label for kind in EntryKind))
 
 # Checkpoints in a page, unless `limit` says otherwise, and at most.
 PAGE, LONGEST = 50, 500
@@ -55,9 +69,22 @@ class CheckpointListing(Struct, forbid_unknown_fields=True, kw_only=True):
     data: Annotated[bool, Meta(description="With the agent's data of each.")] = True
 
 
+class Look(Struct, forbid_unknown_fields=True, kw_only=True):
+    depth: Annotated[
+        int | None, Meta(description='Containers below this depth stand as `{"…": kind, "size": …, "bytes": …}`.')
+    ] = None
+    path: Annotated[str | None, Meta(description="A JSON pointer: only what it names.")] = None
+    limit: Annotated[int, Meta(ge=1, le=MOST, description="Children at the path; `next` leads on.")] = CHILDREN
+    start: Annotated[int, Meta(ge=0, description="The first of them.")] = 0
+    recipe: Annotated[bool, Meta(description="With the frames that the state is rebuilt from.")] = False
+
+
 class Comparison(Struct, forbid_unknown_fields=True, kw_only=True):
     a: Name
     b: Name
+    session_b: Annotated[str | None, Meta(description="The session of `b`, if it is another one.")] = None
+    old: Annotated[bool, Meta(description="Old values beside operations that remove or replace.")] = False
+    limit: Annotated[int, Meta(ge=0, description="Operations; `summary` counts all.")] = OPERATIONS
 
 
 class DataReading(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -84,6 +111,30 @@ class CheckpointRef(Struct, forbid_unknown_fields=True, kw_only=True):
 
 class DroppedCheckpoints(Struct):
     dropped: int
+
+
+class CheckpointPart(SavedCheckpoint, kw_only=True):
+    """An entry. `value` is part of the data as of it, with `depth` or `path`; `recipe` is how that is rebuilt."""
+
+    data_seq: Annotated[int, Meta(description="The entry that carries the data.")] | UnsetType = UNSET
+    digest: str | UnsetType = UNSET
+    path: str | UnsetType = UNSET
+    kind: Kind | UnsetType = UNSET
+    size: Annotated[int, Meta(description="Members, items or characters at the path.")] | UnsetType = UNSET
+    bytes: int | UnsetType = UNSET
+    start: int | UnsetType = UNSET
+    next: Annotated[int | None, Meta(description="`start` of the next children.")] | UnsetType = UNSET
+    value: Value | UnsetType = UNSET
+    recipe: parts.Making | UnsetType = UNSET
+
+
+class Differences(Struct):
+    """A comparison. `truncated`: there are more operations than `items`."""
+
+    items: list[Operation]
+    next: None
+    summary: parts.Summary
+    truncated: bool
 
 
 class CheckpointRefs(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -171,10 +222,42 @@ async def history(call: Call) -> Response:
 
 
 async def read(call: Call) -> Response:
+    query: Look = call.query
+    if query.depth is not None or query.path is not None or query.recipe:
+        return await look(call, query)
     found = await call.sessions.get_checkpoint(call.path["id"], call.path["ref"])
     if unchanged(call, found.version):
         return Response(status_code=304, headers=etag(found.version))
     return checkpoint(call, found)
+
+
+async def look(call: Call, query: Look) -> Response:
+    """Answer with part of the agent's data as of an entry. The ETag is that of the data, which never changes."""
+    session_id = call.path["id"]
+    making = await parts.making(call.sessions, session_id, call.path["ref"])
+    tag = f"{making.data_seq}-{making.digest}"
+    headers = {**etag(tag), "cache-control": "private, no-cache"}
+    if unchanged(call, tag):
+        return Response(status_code=304, headers=headers)
+    [entry] = await call.sessions.entries(session_id, after=making.seq - 1, before=making.seq + 1)
+    fields = entry.to_dict()
+    del fields["kind"], fields["size"], fields["owner"]
+    fields |= {"id": f"{session_id}:{making.seq}", "data_seq": making.data_seq}
+    if query.recipe:
+        fields["recipe"] = making.to_dict()
+    if query.depth is not None or query.path is not None:
+        depth = parts.DEPTH if query.depth is None else query.depth
+        part = await parts.part(
+            call.sessions,
+            session_id,
+            making.seq,
+            path=query.path or "",
+            depth=depth,
+            limit=query.limit,
+            start=query.start,
+        )
+        fields |= part.to_dict()
+    return call.json(fields, headers=headers)
 
 
 async def data(call: Call) -> Response:
@@ -204,7 +287,10 @@ async def entries(call: Call) -> Response:
 
 async def diff(call: Call) -> Response:
     query: Comparison = call.query
-    return call.json({"items": await call.sessions.diff(call.path["id"], query.a, query.b), "next": None})
+    compared = await parts.compare(
+        call.sessions, call.path["id"], query.a, query.b, other=query.session_b, old=query.old, limit=query.limit
+    )
+    return call.json(compared.to_dict())
 
 
 async def summary(call: Call) -> Response:
@@ -287,9 +373,12 @@ ROUTES = [
         "read",
         read,
         "Read the checkpoint that a ref names: a name (its newest), a number, latest or ~2.",
-        gives=SavedCheckpoint,
+        gives=CheckpointPart,
+        query=Look,
         headers=(UNLESS,),
         tag=TAG,
+        description="With `depth`, `path` or `recipe`: part of the agent's data as of that entry, of any kind, and how "
+        "it is rebuilt. Its ETag is that of the data.",
     ),
     Route(
         "GET",
@@ -317,10 +406,11 @@ ROUTES = [
         _PATH + "diff",
         "read",
         diff,
-        "Compare two checkpoints; either may be another session's id.",
-        gives=Page[Operation],
+        "Compare two checkpoints, of one session or of two.",
+        gives=Differences,
         query=Comparison,
         tag=TAG,
+        description="Items of lists are aligned by content: a message that stays is not an operation.",
     ),
     Route("GET", _PATH + "summary", "read", summary, "Sum up its history.", gives=Summary, tag=TAG),
     Route(
