@@ -48,7 +48,7 @@ lint: .venv/.dev ## ruff: rules and format
 	@$(BIN)/ruff format --quiet --check || { echo "run: make format"; exit 1; }
 
 types: .venv/.dev ## basedpyright, strict, on src; it and three others on a program that uses the API
-	@$(BIN)/basedpyright
+	@$(BIN)/basedpyright --pythonpath $(BIN)/python
 	@$(BIN)/mypy --strict --python-executable $(BIN)/python --no-error-summary tests/typing/program.py
 	@$(BIN)/ty check --quiet --python .venv tests/typing/program.py
 	@$(BIN)/pyrefly check --summary none --python-interpreter-path $(BIN)/python tests/typing/program.py

@@ -81,7 +81,7 @@ class Plan:
         self.log = self.draft = None
         if self.over:
             return
-        self.held = _held(self.sessions, self.where)
+        self.held = held_here(self.sessions, self.where)
         self.author = author = self.stranger() if self.held is None else self.held.winding_up
         self.log = log = await turns.enter_async_context(author.turn())
         log.refused = False
@@ -179,7 +179,7 @@ class Saving(Plan):
         self.value, session_id = as_named(session)
         self.version, self.request = as_version(seen), save.request
         where = sessions.namespace, as_name(session_id, "session_id")
-        held = _held(sessions, where)
+        held = held_here(sessions, where)
         # Saving the working copy leaves it as it is, with what the caller changes before the block ends.
         self._own = held is not None and save.data is not None and save.data is held.working.data
         self._save = save.copied(sessions.engine.limit)
@@ -351,7 +351,8 @@ class Deletion(Plan):
         return self.draft is not None
 
 
-def _held(sessions: Space, where: Scope) -> Held | None:
+def held_here(sessions: Space, where: Scope) -> Held | None:
+    """Return the session if this process holds it."""
     worker = sessions.engine.worker
     for holder in () if worker is None else [*worker.holders.values()]:
         if isinstance(holder, Held) and holder.where == where:

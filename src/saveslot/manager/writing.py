@@ -139,6 +139,15 @@ def begun(
     return session, draft, asked
 
 
+async def create_paused(sessions: Space, agent_type: str, session_id: str, name: str, data: Data) -> AgentSession:
+    """Create a session that rests from its first entry on, with a checkpoint, in one write: no sweep fails it."""
+    session, draft, _ = begun(sessions, agent_type, session_id=session_id)
+    draft.lifecycle(Kind.PAUSED, "session_paused", {"previous_state": SessionState.ACTIVE.value})
+    draft.become(SessionState.PAUSED)
+    draft.checkpoint(as_name(name, "name"), as_data(data, "data"))
+    return await _create(sessions, session, draft)
+
+
 def _born(sessions: Space, session: AgentSession) -> Draft:
     """Draft the first entry of a new session."""
     draft = Draft(fresh_key(), beginning(), sessions.engine.limit)
