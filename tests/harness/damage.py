@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable, Coroutine
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -60,6 +61,9 @@ class Plant(Protocol):
         ...
 
 
+Fill = Callable[[str], Coroutine[Any, Any, None]]
+
+
 async def filled(url: str) -> None:
     """Three sessions; a worker that is gone holds the second one."""
     async with saveslot.open(url) as sessions:
@@ -80,9 +84,9 @@ class SqlitePlant:
         "workers": ("worker", "name", "boot", "expires", "beaten", "dead"),
     }
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fill: Fill = filled) -> None:
         self._sound, self._path = folder / "sound.db", folder / "s.db"
-        asyncio.run(filled(f"sqlite:///{self._sound}"))
+        asyncio.run(fill(f"sqlite:///{self._sound}"))
         with closing(connect(str(self._sound), None)) as connection:
             connection.execute("update workers set dead = 0, expires = 1")
         self.url = f"sqlite:///{self._path}"
@@ -106,10 +110,10 @@ class PostgresPlant:
     kind = "postgres"
     tables = {**SQL_TABLES, "workers": ("worker", "name", "expires", "beaten", "dead")}  # noqa: RUF012
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, fill: Fill = filled) -> None:
         """`url`: of a database of its own: it gets a cast that makes texts of any bytes."""
         self.url = url
-        asyncio.run(filled(url))
+        asyncio.run(fill(url))
         keep = [f"create table kept_{table} as table saveslot.{table}" for table in self.tables]
         cast = "create cast (bytea as text) without function"
         asyncio.run(self._run([cast, "update saveslot.workers set dead = true", *keep]))
@@ -193,12 +197,12 @@ class ValkeyPlant:
         "indexes": ("id", "remains", "made", "feed", "bytes", "hash"),
     }
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, fill: Fill = filled) -> None:
         from valkey import Valkey
 
         self.url = url
         self._client: Any = Valkey.from_url(url)
-        asyncio.run(filled(url))
+        asyncio.run(fill(url))
         workers = "saveslot:{store}:workers"
         for worker, kept in self._client.hgetall(workers).items():
             self._client.hset(workers, worker, b"1 0 1 0 " + kept.split(b" ", 4)[4])
@@ -271,9 +275,11 @@ class ValkeyPlant:
         return True
 
 
-def planted(request: Any, folders: Any) -> Plant:
+def planted(request: Any, folders: Any, fill: Fill = filled) -> Plant:
     """The store that the parameter of a fixture names."""
     if request.param == "sqlite":
-        return SqlitePlant(folders.mktemp("sound"))
+        return SqlitePlant(folders.mktemp("sound"), fill)
     servers = request.getfixturevalue("servers")
-    return PostgresPlant(servers.database().url) if request.param == "postgres" else ValkeyPlant(servers.valkey())
+    if request.param == "postgres":
+        return PostgresPlant(servers.database().url, fill)
+    return ValkeyPlant(servers.valkey(), fill)

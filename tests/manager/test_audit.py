@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from hashlib import sha256
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 import saveslot
 from saveslot import NotFound, SessionManager
-from saveslot.session.links import linked
+from saveslot.session.links import fits, linked
 from saveslot.session.model import AgentSession
 from saveslot.stores.sqlite.file import connect
 from saveslot.values.kinds import Kind
@@ -71,19 +73,28 @@ def test_link_matches_the_format():
     """A link is checked byte by byte, so that later readers can verify today's links."""
     first = Entry(1, b"a" * 16, Kind.CREATED, "session_created", digest=b"d" * 32)
     text = bytes.fromhex("95 c400 90 00 c410") + b"k" * 16
-    text += bytes.fromhex("97 c410") + b"a" * 16 + bytes.fromhex("01 00 af") + b"session_created"
-    text += bytes.fromhex("00 c420") + b"d" * 32 + bytes.fromhex("c0")
+    text += bytes.fromhex("9c c410") + b"a" * 16 + bytes.fromhex("01 00 af") + b"session_created"
+    text += bytes.fromhex("00 c420") + b"d" * 32 + bytes.fromhex("c0 c400 00 00 00 c400")
     before = linked(b"k" * 16, first, b"", [])
     assert before == b"\x00" + sha256(text).digest()[:15]
     later = Entry(300, b"b" * 16, Kind.FAILED, "ü", at=5, fence=2, note=b"s" * 16 + b"more")
     text = bytes.fromhex("95 c410") + before + bytes.fromhex("92 cd012c cf000640000000ffff 05 c410") + b"k" * 16
-    text += bytes.fromhex("97 c410") + b"b" * 16 + bytes.fromhex("cd012c 06 a2c3bc 02 c400 c410") + b"s" * 16
+    text += bytes.fromhex("9c c410") + b"b" * 16 + bytes.fromhex("cd012c 06 a2c3bc 02 c400 c410") + b"s" * 16
+    text += bytes.fromhex("c402 0209 cd0123 cd012b 07 c420") + b"r" * 32
+    later.recipe, later.base, later.data_seq, later.about_seq, later.request = b"\2\x09", 291, 299, 7, b"r" * 32
     assert linked(b"k" * 16, later, before, [300, 0x000640000000FFFF]) == b"\x05" + sha256(text).digest()[:15]
-    later.recipe, later.base = b"\2\x09", 291
-    text = text.replace(bytes.fromhex("97 c410") + b"b", bytes.fromhex("99 c410") + b"b") + bytes.fromhex(
-        "c402 0209 cd0123"
-    )
-    assert linked(b"k" * 16, later, before, [300, 0x000640000000FFFF]) == b"\x05" + sha256(text).digest()[:15]
+
+
+@pytest.mark.parametrize("recipe", [b"", b"\2\x09"])
+def test_early_links_are_accepted(recipe):
+    """A link of an earlier Saveslot covers fewer columns, and still vouches for those."""
+    entry = Entry(2, b"b" * 16, Kind.CHECKPOINT, "n", at=5, digest=b"d" * 32, recipe=recipe)
+    columns = (entry.append_id, 2, Kind.CHECKPOINT, "n", 0, entry.digest, None, *((recipe, 0) if recipe else ()))
+    digest = sha256(msgspec.msgpack.encode((b"", (4,), 0, b"k" * 16, columns))).digest()
+    entry.digest += b"\x02" + digest[:15]
+    assert fits(b"k" * 16, entry, b"", [4])
+    assert not fits(b"k" * 16, replace(entry, name="m"), b"", [4])
+    assert not fits(b"k" * 16, entry, b"", [5])
 
 
 def flipped(value: bytes | None) -> bytes:
@@ -101,6 +112,9 @@ COLUMNS = {
     "recipe": lambda recipe: flipped(recipe) if recipe else b"\2\0\1\1\1",
     "recipe ": lambda recipe: recipe[:-1] + bytes([recipe[-1] ^ 1]) if recipe else b"\2\0\1\1\1",
     "base": lambda base: base + 1,
+    "data_seq": lambda seq: seq + 1,
+    "about_seq": lambda seq: seq - 1,
+    "request": lambda request: flipped(request) if request else b"r" * 32,
 }
 
 

@@ -59,7 +59,12 @@ async def audit(sessions: Space, id: str, *, link: str | None = None) -> Audit:
     The trail is verified: `misfit` is the first entry that was changed, removed, inserted or moved in the store.
     `link` is the `head` of an earlier audit, kept elsewhere, which must still be in the log.
     """
-    head = await sessions.reader.head(id)
+    try:
+        head = await sessions.reader.head(id)
+    except Corrupt:  # the trail names an entry that does not fit; a damaged column leaves none
+        [head] = await sessions.engine.vault.stored.stored.heads([(sessions.namespace, id)])
+        if head is None or head.row.locked is not None:
+            raise
     rows = [head.row] if head is not None else await of_session(sessions.engine.vault, sessions.namespace, id)
     if not rows:
         raise _nothing(id, sessions.namespace)

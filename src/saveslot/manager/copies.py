@@ -9,12 +9,11 @@ from msgspec.structs import replace
 
 from saveslot import codec
 from saveslot.errors import AlreadyExists, Corrupt
-from saveslot.manager.export import FOLLOWED
 from saveslot.manager.reading import get_session
 from saveslot.manager.writing import made
-from saveslot.session.draft import Draft, Point, beginning, creation, entry_labels
+from saveslot.session.draft import Draft, Point, beginning, body_of, creation, entry_labels
 from saveslot.session.engine import Space, scope_of
-from saveslot.session.lookup import Overtaken, with_a_fresh_head
+from saveslot.session.lookup import Overtaken, about_of, with_a_fresh_head
 from saveslot.session.model import AgentSession
 from saveslot.session.refusals import unknown
 from saveslot.session.requests import request
@@ -23,7 +22,7 @@ from saveslot.session.timeline import Timeline, note_of, visible
 from saveslot.values.checks import Data, as_name
 from saveslot.values.ids import fresh_append_id, fresh_key
 from saveslot.values.kinds import ABOUT_KINDS, DATA_KINDS
-from saveslot.values.lifecycle import TRANSITIONS, SessionState
+from saveslot.values.lifecycle import SessionState, led_to
 from saveslot.values.log import Entry, Head, Outcome, Row, Wanted
 
 
@@ -80,12 +79,12 @@ async def _drafted(sessions: Space, id: str, target: str, upto: str | int | None
     for entry in draft.group.entries:
         if entry.kind in DATA_KINDS and entry.note is not None:
             entry.labels = entry_labels(note_of(entry, f"{id}:{entry.seq}"))
-    draft.group.body, draft.group.labels = head.row.body, head.row.labels
-    if upto is not None:
-        about = _about(entries, id)
-        row.state = _state(entries)
-        draft.group.body, draft.group.labels = codec.note(about, "session", codec.ANY_SIZE), about["labels"]
     end = draft.group.entries[-1]
+    about = about_of(head.row, head.last)[0] if upto is None else _about(entries, id)
+    if upto is not None:
+        row.state = led_to(entry.kind for entry in entries).value
+    draft.group.body = body_of(row.key, about, end.about_seq, codec.ANY_SIZE)
+    draft.group.labels = about["labels"]
     state = SessionState(row.state)
     draft.at = Point(
         end.seq, end.append_id, state, end.fence, None, end.data_seq, end.about_seq, codec.State(), codec.State()
@@ -114,14 +113,5 @@ def _about(entries: Sequence[Entry], id: str) -> Data:
     """Return context, metadata and labels as of the last of these entries."""
     abouts = [entry for entry in entries if entry.kind in ABOUT_KINDS]
     if not abouts:
-        return {"context": {}, "metadata": {}, "labels": {}, "seq": 0}
-    return {**Timeline(id, abouts).state(abouts[-1]).value(), "seq": abouts[-1].seq}
-
-
-def _state(entries: Sequence[Entry]) -> str:
-    """Return the state that these entries lead to."""
-    state = SessionState.ACTIVE
-    for entry in entries:
-        if (verb := FOLLOWED.get(entry.kind)) is not None:
-            state = TRANSITIONS[verb].get(state, state)
-    return state.value
+        return {"context": {}, "metadata": {}, "labels": {}}
+    return Timeline(id, abouts).state(abouts[-1]).value()

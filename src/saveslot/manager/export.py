@@ -28,7 +28,7 @@ from saveslot.session.lookup import Overtaken
 from saveslot.session.model import AgentSession
 from saveslot.session.timeline import Range, Timeline, hidden_by, merged, note_of
 from saveslot.values.checks import Data, as_data, as_labels, as_name, as_time
-from saveslot.values.kinds import ABOUT_KINDS, DATA_KINDS, HIDING_KINDS, STEP_KINDS, TAKING_KINDS, VERBS, Kind
+from saveslot.values.kinds import ABOUT_KINDS, DATA_KINDS, FOLLOWED, HIDING_KINDS, STEP_KINDS, TAKING_KINDS, Kind
 from saveslot.values.lifecycle import follow
 from saveslot.values.log import Entry, Head, Wanted, micros, moment
 
@@ -38,8 +38,6 @@ CLOSING = "\n]}\n"
 WRAPPING = 3
 # Kinds that no export contains: deleted sessions are not exported, and `hides` says what a checkpoint hides.
 UNHEARD = frozenset({Kind.TOMBSTONE, Kind.THINNED})
-# Verbs that the session's state must allow. All other kinds are written in any state and do not change it.
-FOLLOWED: dict[int, str] = {**VERBS, Kind.ROLLBACK: "rollback", Kind.THINNED: "checkpoint"}
 
 
 async def export(sessions: Space, id: str, *, plain: bool = False) -> str:
@@ -261,6 +259,11 @@ def _check_header(session: AgentSession, draft: Draft) -> None:
     if session.state is not draft.at.state:
         reason = f"is {session.state.value}, but the entries lead to {draft.at.state.value}"
         raise InvalidInput("import.session.state", reason)
+    created = draft.group.entries[0]
+    note = note_of(created, "1") if created.kind is Kind.CREATED else {}
+    for part in ("agent_type", "user_id"):
+        if note.get(part, getattr(session, part)) != getattr(session, part):
+            raise InvalidInput(f"import.session.{part}", "does not match the first entry")
     about = {} if draft.at.about is None else draft.at.about.value()
     for part in ABOUT:
         logged = about.get(part, {})

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar, cast, get_args
 
 from saveslot.codec import Recipe, difference
 from saveslot.codec.text import place
-from saveslot.errors import InvalidInput
+from saveslot.errors import Corrupt, InvalidInput
 from saveslot.manager import log_lines
 from saveslot.session.engine import Space
 from saveslot.session.headers import head_of
@@ -30,7 +30,7 @@ from saveslot.values.checks import (
     as_time,
 )
 from saveslot.values.kinds import DATA_KINDS, HIDING_KINDS, SHOWN_KINDS, Kind
-from saveslot.values.lifecycle import SessionState
+from saveslot.values.lifecycle import SessionState, led_to
 from saveslot.values.log import FOREVER, Counts, Entry, Event, Head, Query, Wanted, micros
 
 Order = Literal["created", "changed"]
@@ -376,6 +376,9 @@ async def checkpoints_of(sessions: Space, head: Head, history: int | Literal["al
         [(1, last)], SHOWN_KINDS | HIDING_KINDS, frames=frames, room=HISTORY_BYTES if history is None else None
     )
     log = await sessions.engine.vault.entries(head.row.key, wanted)
+    state = led_to(entry.kind for entry in log)
+    if log and head.row.state not in {state, SessionState.PAUSED}:  # a copy under way is paused
+        raise Corrupt(f"session {session_id}", f"its row says {head.row.state}, but its entries lead to {state.value}")
     entries = visible([entry for entry in log if entry.kind in SHOWN_KINDS], log, session_id)
     if history is None:
         chosen, room = len(entries), HISTORY_BYTES

@@ -15,14 +15,14 @@ from saveslot.values.checks import Data, as_data, as_labels
 from saveslot.values.ids import fresh_append_id
 from saveslot.values.kinds import ENDING_KINDS, Kind
 from saveslot.values.lifecycle import SessionState
-from saveslot.values.log import NO_WORKER, Entry, Group, Head, Row, Verdict, Worker, moment
+from saveslot.values.log import ID, NO_WORKER, Entry, Group, Head, Row, Verdict, Worker, moment
 
 CHECKPOINT = Kind.CHECKPOINT
 
 # The session's own dicts, besides the agent's data.
 ABOUT: tuple[str, ...] = ("context", "metadata", "labels")
-# Bytes that a body may be longer than the state in it: for the seq of the entry that wrote it.
-SEQ_ROOM = 64
+# Bytes that a body may be longer than the state in it: for the entry that wrote it, and its session.
+PLACE_ROOM = 64
 
 # No metadata, encoded.
 NONE = (b"{}", False)
@@ -150,7 +150,7 @@ class Draft:
         entry.frame, entry.base, entry.about_seq = written.frame, written.base, entry.seq
         entry.recipe, entry.digest = written.state.recipe.pack(entry.seq), written.state.digest
         self._add(entry, about=written.state, about_seq=entry.seq)
-        self.group.body = codec.note({**about, "seq": entry.seq}, "session", self._limit + SEQ_ROOM)
+        self.group.body = body_of(self.group.key, about, entry.seq, self._limit + PLACE_ROOM)
         self.group.labels = about["labels"]
         return entry
 
@@ -278,6 +278,17 @@ class Draft:
     def _add(self, entry: Entry, **reached: Any) -> None:
         self.group.entries.append(entry)
         self.at = replace(self.at, seq=entry.seq, append_id=entry.append_id, **reached)
+
+
+def mark_of(key: bytes) -> str:
+    """Return the part of a session's key that its body repeats: the random one."""
+    return key[ID // 2 :].hex()
+
+
+def body_of(key: bytes, about: Data, seq: int, limit: int) -> bytes:
+    """Return a row's body, which names the session and the entry that it is of."""
+    place: Data = {"seq": seq, "key": mark_of(key)} if key else {"seq": seq}
+    return codec.note({**about, **place}, "session", limit)
 
 
 def creation(row: Row, draft: Draft) -> Group:

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 from saveslot import codec
 from saveslot.codec.excerpt import Excerpt, Header, Scattered, Wanting, excerpt
 from saveslot.errors import Corrupt, KeyMissing, LeaseHeld, NotFound
+from saveslot.session.draft import mark_of
 from saveslot.session.known import KnownEntries
 from saveslot.session.model import AgentSession, Checkpoint, DamagedSession, Owner, Seen, born
 from saveslot.session.refusals import unknown
@@ -348,7 +349,7 @@ def owner_of(row: Row, since: datetime | None = None) -> Owner | None:
 def about_of(row: Row, last: Entry) -> tuple[Data, dict[str, bytes]]:
     """Return context, metadata and labels, and the text of each; without the session's key, only the labels.
 
-    The body names the entry that wrote it, so an older one in its place is noticed. (Early ones do not.)
+    The body names its session and the entry that wrote it, so another one in its place is noticed. (Early ones do not.)
     """
     if isinstance(row.locked, KeyMissing):
         about: Data = {"context": {}, "metadata": {}, "labels": row.labels}
@@ -356,7 +357,12 @@ def about_of(row: Row, last: Entry) -> tuple[Data, dict[str, bytes]]:
     if row.locked is not None:
         raise row.locked
     about, texts = codec.read_parts(row.body)
-    texts.pop("seq", None)
+    if about.get("labels") != row.labels:
+        raise Corrupt(f"session {row.session_id}", "its labels are not those of its context")
+    for part in ("seq", "key"):
+        texts.pop(part, None)
+    if about.pop("key", mark := mark_of(row.key)) != mark:
+        raise Corrupt(f"session {row.session_id}", "its context is another session's")
     if (seq := about.pop("seq", last.about_seq)) != last.about_seq:
         why = f"its context is of entry {seq}, but entry {last.about_seq} was the last to change it"
         raise Corrupt(f"session {row.session_id}", why)

@@ -14,17 +14,16 @@ from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from saveslot import codec
 from saveslot.codec.blocks import check_blocks
 from saveslot.codec.cipher import Body, is_sealed
 from saveslot.codec.frame import CHECKSUM, chained, strip_checksum
 from saveslot.errors import Corrupt, NotFound
-from saveslot.session.links import linked, split
+from saveslot.session.links import fits, split
 from saveslot.session.lookup import about_of
 from saveslot.session.timeline import Range, Timeline, merged, needed, visible
 from saveslot.values.kinds import ABOUT_KINDS, DATA_KINDS, HIDING_KINDS, Kind
+from saveslot.values.lifecycle import led_to
 from saveslot.values.log import Entry, Row
 from saveslot.values.recipe import Recipe, chain
 
@@ -50,7 +49,7 @@ def broken_links(key: bytes, entries: Sequence[Entry]) -> Iterator[Damage]:
             yield Damage(expected, f"is missing; entry {entry.seq} follows")
             link = None
         expected = entry.seq + 1
-        digest, own = split(entry.digest)
+        own = split(entry.digest)[1]
         if not own:
             if linking:
                 yield Damage(entry.seq, "carries no link, though entries before it do: it was changed or inserted")
@@ -58,17 +57,16 @@ def broken_links(key: bytes, entries: Sequence[Entry]) -> Iterator[Damage]:
             continue
         linking = True
         before, link = link, own
-        reach, given = own[0] >> 1, own[0] & 1
+        reach = own[0] >> 1
         if reach >= entry.seq:
             yield Damage(entry.seq, "was changed")
             continue
         covered = entries[max(0, place - reach) : place]
-        if before is not None and [one.seq for one in covered] == [*range(entry.seq - reach, entry.seq)]:
-            bare = replace(entry, digest=digest, at=entry.at if given else 0)
-            if linked(key, bare, before, [one.at for one in covered]) != own:
-                times = f", or the time of {'an entry' if reach > 1 else 'the entry'} right before it" if reach else ""
-                yield Damage(entry.seq, f"does not match its link: it was changed{times}")
-                continue
+        whole = before is not None and [one.seq for one in covered] == [*range(entry.seq - reach, entry.seq)]
+        if whole and not fits(key, entry, before or b"", [one.at for one in covered]):
+            times = f", or the time of {'an entry' if reach > 1 else 'the entry'} right before it" if reach else ""
+            yield Damage(entry.seq, f"does not match its link: it was changed{times}")
+            continue
         note = entry.note or b""
         if len(note) > CHECKSUM and sha256(note[CHECKSUM:]).digest()[:CHECKSUM] != note[:CHECKSUM]:
             yield Damage(entry.seq, "has a note that was changed")
@@ -201,6 +199,22 @@ class Verifier:
             Body.unpack(self._row.body)
         elif self._stored and not (self._erased and not self._row.body):
             about_of(self._row, self._stored[-1])
+        self._named()
+
+    def _named(self) -> None:
+        """Check what the log says about the row."""
+        row = self._row
+        if self._entries and self._entries[-1].kind is not Kind.TOMBSTONE:
+            state = led_to(entry.kind for entry in self._entries)
+            if row.state != state:
+                raise Corrupt("a row", f"is in a row that says {row.state}, but its entries lead to {state.value}")
+        created = self._entries[0] if self._entries and not self._blind else None
+        if created is not None and created.kind is Kind.CREATED and created.note is not None:
+            note = codec.read_note(created.note)
+            for column in ("agent_type", "user_id"):
+                if note.get(column, named := getattr(row, column)) != named:
+                    why = f"is in a row whose {column} is {named!r}, but its first entry says {note[column]!r}"
+                    raise Corrupt("a row", why)
 
     def _header(self, entry: Entry) -> None:
         if entry.note is not None and not (self._erased and len(entry.note) == CHECKSUM):

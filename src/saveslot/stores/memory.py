@@ -199,7 +199,9 @@ class MemoryStore(Store):
         key = ref if isinstance(ref, bytes) else self._ids.get(ref)
         if key is None or key not in self._rows or key in self._deleted:
             return None
-        return Head(self._shown(self._rows[key]), msgspec.structs.replace(self._logs[key][-1], frame=None))
+        log = self._logs[key]
+        before = (log[-2].digest, log[-2].at) if len(log) > 1 else None
+        return Head(self._shown(self._rows[key]), msgspec.structs.replace(log[-1], frame=None), before=before)
 
     async def entries(self, key: bytes, wanted: Wanted = ALL) -> list[Entry]:
         self._check_open()

@@ -125,13 +125,25 @@ def to_row(columns: Sequence[Any]) -> Row:
     return _row(astuple(values))
 
 
-def to_head(row: Row, columns: Sequence[Any]) -> Head:
-    """The head of a session whose newest entry has these columns; if that is damaged, the row says so."""
+def to_head(row: Row, columns: Sequence[Any], before: Sequence[Any] = ()) -> Head:
+    """The head of a session whose newest entry has these columns; if that is damaged, the row says so.
+
+    `before`: digest and time of the entry before it.
+    """
     try:
-        return Head(row, to_entry(columns, row.key))
+        return Head(row, to_entry(columns, row.key), before=to_before(before))
     except Corrupt as exc:
         row.locked = row.locked or Corrupt(f"session {row.session_id}", f"its newest entry: {exc.reason}")
         return Head(row, salvaged_entry(columns)[0])
+
+
+def to_before(columns: Sequence[Any]) -> tuple[bytes, int] | None:
+    """Digest and time of the entry before the newest; None if it is missing, or they are damaged."""
+    match columns:
+        case (bytes() as digest, int() as at):
+            return digest, at
+        case _:
+            return None
 
 
 def shown_kind(kind: Any) -> str:

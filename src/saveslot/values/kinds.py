@@ -77,6 +77,9 @@ VERBS = {
     Kind.RECOVERED: "recover",
 }
 
+# Verbs that the session's state must allow. All other kinds are written in any state and do not change it.
+FOLLOWED: dict[int, str] = {**VERBS, Kind.ROLLBACK: "rollback", Kind.THINNED: "checkpoint"}
+
 # Entries with context, metadata and labels.
 ABOUT_KINDS = frozenset({Kind.CREATED, Kind.UPDATED})
 

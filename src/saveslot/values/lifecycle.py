@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from saveslot.errors import InvalidTransition
+from saveslot.values.kinds import FOLLOWED
 
 
 class SessionState(StrEnum):
@@ -55,3 +57,12 @@ def follow(state: SessionState, verb: str) -> SessionState:
         hint = _HOLD_HINT[state] if verb == "hold" else _HINT[state]
         raise InvalidTransition(verb, state.value, _TARGET.get(verb, ACTIVE).value, hint)
     return after
+
+
+def led_to(kinds: Iterable[int]) -> SessionState:
+    """Return the state that the entries of a log lead to; those that change no state may be left out."""
+    state = ACTIVE
+    for kind in kinds:
+        if (verb := FOLLOWED.get(kind)) is not None:
+            state = TRANSITIONS[verb].get(state, state)
+    return state

@@ -132,6 +132,7 @@ class Head(msgspec.Struct):
     last: Entry  # without frame
     data: Entry | None = None  # entry `last.data_seq`, without frame; None if nothing was saved yet
     frames: list[Entry] | None = None  # the frames that rebuild it, if at hand: seq, kind, digest and frame of each
+    before: tuple[bytes, int] | None = None  # digest and time of the entry before the newest, as stored
 
 
 class Group(msgspec.Struct):

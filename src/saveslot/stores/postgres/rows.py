@@ -54,11 +54,11 @@ def to_changed_row(row: Sequence[Any]) -> Row:
 
 
 def to_head(row: Any) -> Head:
-    columns = tuple(row)
-    head = stored_head(to_row(columns[:WIDE]), columns[WIDE : WIDE + LONG])
-    if len(columns) > WIDE + LONG and head.row.locked is None:  # with the newest data
+    columns, end = tuple(row), WIDE + LONG + 2
+    head = stored_head(to_row(columns[:WIDE]), columns[WIDE : WIDE + LONG], columns[WIDE + LONG : end])
+    if len(columns) > end and head.row.locked is None:  # with the newest data
         own = msgspec.structs.replace(head.last) if head.last.data_seq == head.last.seq else None
-        data = columns[WIDE + LONG :]
+        data = columns[end:]
         try:
             head.data = own if data[0] is None else to_entry(data, head.row.key)
         except Corrupt as exc:

@@ -285,11 +285,13 @@ HOLLOW = """
 select s.namespace, s.id from unnest($1::text[], $2::text[]) n(namespace, id) join {s}.sessions s using (namespace, id)
 where s.deleted_at is null and not exists (select from {s}.checkpoints c where c.key = s.key)"""
 
-_HEAD = f"""{ROW}, {", ".join(f"h.{column}" for column in HEADER.split(", "))}, null, h.size
+_HEAD = f"""{ROW}, {", ".join(f"h.{column}" for column in HEADER.split(", "))}, null, h.size, b.digest, b.at
 from {{refs}}
 left join {{s}}.workers w on w.worker = s.owner
 join lateral (
-  select {HEADER}, {SIZE} as size from {{s}}.checkpoints c where c.key = s.key order by c.seq desc limit 1) h on true"""  # noqa: S608
+  select {HEADER}, {SIZE} as size from {{s}}.checkpoints c where c.key = s.key order by c.seq desc limit 1) h on true
+left join lateral (
+  select c.digest, c.at from {{s}}.checkpoints c where c.key = s.key and c.seq = h.seq - 1 limit 1) b on true"""  # noqa: S608
 # Lateral with a limit: one index lookup each, whatever table size the planner expects.
 HEADS_BY_KEY = _HEAD.replace(
     "{refs}",
@@ -314,7 +316,7 @@ left join lateral (
 
 _DATA_COLUMNS = ", ".join(f"d.{column}" for column in HEADER.split(", "))
 STATES_BY_KEY, STATES_BY_ID = (
-    heads.replace("null, h.size\n", f"null, h.size, {_DATA_COLUMNS}, null, d.size\n") + _DATA
+    heads.replace("b.digest, b.at\n", f"b.digest, b.at, {_DATA_COLUMNS}, null, d.size\n") + _DATA
     for heads in (HEADS_BY_KEY, HEADS_BY_ID)
 )
 

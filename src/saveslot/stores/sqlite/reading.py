@@ -34,14 +34,17 @@ with recursive chain(at, base) as (
   where c.key = ?1 and c.seq = chain.base and chain.base < chain.at)
 select cast(at as integer) from chain"""
 
+# Of checkpoints as c.
+_SIZE = "coalesce(length(c.frame), 0) + coalesce(length(c.note), 0)"
 # Heads by key; {}: one placeholder per key.
 _HEADS = f"""
 select {", ".join(f"s.{column}" for column in COLUMNS.split(", "))}, coalesce(w.name, ''),
   {LEFT}, coalesce(beaten, 0), coalesce(deleted_at, 0),
-  {", ".join(f"c.{column}" for column in HEADER.split(", "))}, null, {SIZE}
+  {", ".join(f"c.{column}" for column in HEADER.split(", "))}, null, {_SIZE}, cast(b.digest as blob), b.at
 from (values {{}}) cross join sessions s indexed by sqlite_autoindex_sessions_1 on s.key = column1
 left join workers w on w.worker = s.owner
 cross join checkpoints c indexed by checkpoints_by_seq on c.key = s.key
+left join checkpoints b indexed by checkpoints_by_seq on b.key = s.key and b.seq = c.seq - 1
 where s.deleted_at is null
   and c.seq = (select m.seq from checkpoints m where m.key = s.key order by m.seq desc limit 1)"""  # noqa: S608
 
@@ -75,12 +78,12 @@ class Reading:
     def _heads(self, connection: apsw.Connection, keys: list[bytes]) -> dict[bytes, Head]:
         now, marks = self._clock(), ", ".join(["(?)"] * len(keys))
         rows = fetched(connection, _HEADS.format(marks), (*self._uptime(), *keys))
-        return {row[0]: to_head(to_row(row[:ROW_COLUMNS], now), row[ROW_COLUMNS:]) for row in rows}
+        return {row[0]: to_head(to_row(row[:ROW_COLUMNS], now), row[ROW_COLUMNS:-2], row[-2:]) for row in rows}
 
     def head(self, connection: apsw.Connection, ref: Ref) -> Head | None:
         row = self.row(connection, ref)
         last = None if row is None else _last(connection, row.key)
-        return None if row is None or last is None else to_head(row, last)
+        return None if row is None or last is None else to_head(row, last, _before(connection, row.key, last[0]))
 
     def created(self, connection: apsw.Connection, namespace: str, request: bytes) -> Head | None:
         """The head of the session that the call with this request created."""
@@ -110,6 +113,14 @@ def last_entry(connection: apsw.Connection, key: bytes) -> Entry | None:
 def _last(connection: apsw.Connection, key: bytes) -> tuple[Any, ...] | None:
     sql = f"select {HEADER}, null, {SIZE} from checkpoints where key = ? order by seq desc limit 1"  # noqa: S608
     return next(fetched(connection, sql, (key,)), None)
+
+
+def _before(connection: apsw.Connection, key: bytes, seq: Any) -> tuple[Any, ...]:
+    """Digest and time of the entry before."""
+    if not isinstance(seq, int) or seq < 2:  # noqa: PLR2004
+        return ()
+    sql = "select cast(digest as blob), at from checkpoints where key = ? and seq = ?"
+    return next(connection.execute(sql, (key, seq - 1)), ())
 
 
 def _header(connection: apsw.Connection, key: bytes, seq: int) -> Entry | None:

@@ -132,17 +132,29 @@ def _weight(value: Any) -> int:
 def to_head(answer: Sequence[Any]) -> Head:
     if len(answer) == 1:
         return Head(to_row(answer), NO_ENTRY)
-    columns, header, size, last, *data = answer
+    columns, header, size, last, before, *data = answer
     row, place = to_row(columns), _number(last)
     key = row.key.hex()
     try:
         head = Head(row, to_entry(header, size, "?" if place is None else place, key))
+        head.before = _before(before, head.last.seq - 1, key)
         if data and data[0] is not None:
             head.data = to_entry(data[0], data[1], head.last.data_seq, key)
     except Corrupt as exc:
         row.locked = row.locked or Corrupt(f"session {row.session_id}", f"{exc.where}: {exc.reason}")
         return Head(row, NO_ENTRY)
     return head
+
+
+def _before(header: bytes | None, seq: int, key: str) -> tuple[bytes, int] | None:
+    """Digest and time of the entry before the newest; None if it is missing or damaged."""
+    if header is None:
+        return None
+    try:
+        entry = to_entry(header, 0, seq, key)
+    except Corrupt:
+        return None
+    return entry.digest, entry.at
 
 
 # In the place of one that cannot be read.

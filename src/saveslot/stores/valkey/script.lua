@@ -553,9 +553,11 @@ local function head_of(key, state)
   local last, gone, ns = unpack(call('HMGET', session(key), 'last', 'gone', 'ns'))
   if not last and not ns or gone == '1' then return false end
   local kept, size = stored(key, last or '')
-  local head = {columns_of(key), kept, size, last}
-  local fine, seq = pcall(data_seq, kept)
-  if state and fine and seq > 0 then head[5], head[6] = stored(key, text(seq)) end
+  local seq = tonumber(last) or 0
+  local head = {columns_of(key), kept, size, last, seq > 1 and call('HGET', session(key), 'e' .. text(seq - 1))}
+  local fine
+  fine, seq = pcall(data_seq, kept)
+  if state and fine and seq > 0 then head[6], head[7] = stored(key, text(seq)) end
   return head
 end
 
