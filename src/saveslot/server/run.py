@@ -15,6 +15,7 @@ import uvicorn
 from saveslot.errors import InvalidInput, Unavailable
 from saveslot.opening import open as open_sessions
 from saveslot.server.app import Server
+from saveslot.server.feeds import end_streams
 from saveslot.server.guard import LOOPBACK, RATE, Rates
 from saveslot.server.tokens import Tokens
 
@@ -82,12 +83,17 @@ async def _serve(options: Options, app: Server, ready: Callable[[str], None]) ->
         loop = asyncio.get_running_loop()
         signals = () if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
         for number in signals:
-            loop.add_signal_handler(number, setattr, server, "should_exit", True)  # noqa: FBT003
+            loop.add_signal_handler(number, _end, server, app)
         try:
             await server.serve(sockets=[listening])
         finally:
             for number in signals:
                 loop.remove_signal_handler(number)
+
+
+def _end(server: Uvicorn, app: Server) -> None:
+    server.should_exit = True
+    end_streams(app.manager)
 
 
 def is_loopback(host: str) -> bool:
