@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from saveslot import InvalidInput, KeyMissing, LeaseHeld, NotFound
+from saveslot import InvalidInput, InvalidTransition, KeyMissing, LeaseHeld, NotFound
 
 KEY = bytes(range(32))
 
@@ -198,3 +198,78 @@ async def test_forks_copies_and_imports_are_made_once(sessions, others):
         with pytest.raises(InvalidInput, match="idempotency_key"):
             await call
     assert await sessions.count() == 6
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+async def test_lifecycle_calls_are_made_once(opened, key):
+    """The same pause, resume, complete or fail by id writes nothing, whatever the state and `seen` are by then."""
+    async with opened(encryption_key=key) as sessions, opened(encryption_key=key) as others:
+        born = await sessions.create_session("tutor", session_id="s")
+        await sessions.pause("s", seen=born.version, idempotency_key="p")
+        await sessions.resume("s", idempotency_key="r")
+        assert (await others.pause("s", seen=born.version, idempotency_key="p")).state == "active"
+        for call in (others.fail("s", "x", idempotency_key="p"), others.resume("s", idempotency_key="p")):
+            with pytest.raises(InvalidInput, match="idempotency_key"):
+                await call
+        await others.resume("s", idempotency_key="unused")  # it is active: nothing is written
+        await others.pause("s")
+        with pytest.raises(InvalidTransition):
+            await others.pause("s", idempotency_key="refused")
+        await others.resume("s", idempotency_key="refused")  # that call used no key up
+        await sessions.head("s")
+        racing = [manager.complete("s", {"grade": "A"}, idempotency_key="c") for manager in (sessions, others) * 3]
+        assert {session.state for session in await asyncio.gather(*racing)} == {"completed"}
+        with pytest.raises(InvalidInput, match="idempotency_key"):
+            await others.complete("s", {"grade": "B"}, idempotency_key="c")
+        await others.create_session("tutor", session_id="f")
+        for manager in (sessions, others, others):
+            assert (await manager.fail("f", "x", {"at": 1}, idempotency_key="f")).state == "failed"
+        kinds = [entry.kind for entry in await sessions.entries("s")]
+        assert kinds == ["created", "paused", "resumed", "paused", "resumed", "completed"]
+        assert [entry.kind for entry in await sessions.entries("f")] == ["created", "failed"]
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+async def test_an_update_is_stored_once(opened, key):
+    """Another process that stages the same gets its value refreshed; other content is refused and stays staged."""
+    async with opened(encryption_key=key) as sessions, opened(encryption_key=key) as others:
+        mine = await sessions.create_session("tutor", session_id="s")
+        theirs = await others.get_session("s")
+        for value in (mine, theirs):
+            value.checkpoint("one", {"n": 1})
+            value.context["a"] = 1
+        await sessions.update_session(mine, idempotency_key="u")
+        await sessions.checkpoint("s", "two", {"n": 2})
+        assert await others.update_session(theirs, idempotency_key="u") is theirs
+        assert (theirs.staged, theirs.context, theirs.checkpoints[-1].data) == ([], {"a": 1}, {"n": 2})
+        theirs.checkpoint("three", {"n": 3})
+        with pytest.raises(InvalidInput, match="idempotency_key"):
+            await others.update_session(theirs, idempotency_key="u")
+        assert len(theirs.staged) == 1
+        await others.update_session(theirs, idempotency_key="v")
+        await others.update_session(theirs, idempotency_key="w")  # nothing to write
+        theirs.checkpoint("four", {"n": 4})
+        await others.update_session(theirs, idempotency_key="w")
+        assert [entry.name for entry in await sessions.entries("s", kinds=["checkpoint"])] == [
+            *("one", "two", "three", "four")
+        ]
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+async def test_checkpoints_are_dropped_once(opened, key):
+    """The same drop gets its first answer, though what it names is hidden by then; a deleted session frees the key."""
+    async with opened(encryption_key=key) as sessions, opened(encryption_key=key) as others:
+        for _ in range(2):
+            await sessions.create_session("tutor", session_id="s", data={"n": 0})
+            for n in range(4):
+                await sessions.checkpoint("s", "turn", {"n": n})
+            with pytest.raises(InvalidInput, match="latest"):
+                await sessions.drop("s", ["latest"], idempotency_key="d")
+            assert await sessions.drop("s", [2, "s:4", 5], idempotency_key="d") == 3
+            assert await others.drop("s", [5, 2, "s:4"], idempotency_key="d") == 3
+            racing = [manager.drop("s", 3, idempotency_key="e") for manager in (sessions, others) * 3]
+            assert await asyncio.gather(*racing) == [1] * 6
+            with pytest.raises(InvalidInput, match="idempotency_key"):
+                await others.drop("s", 3, idempotency_key="d")
+            assert len(await sessions.entries("s", kinds=["marked"])) == 2
+            await others.delete_session("s")

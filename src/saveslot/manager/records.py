@@ -12,7 +12,9 @@ from saveslot.session.draft import Draft
 from saveslot.session.engine import Space, passerby, scope_of
 from saveslot.session.log import Log
 from saveslot.session.records import NewRecord, Record, stored
+from saveslot.session.requests import entry_of, request
 from saveslot.session.retries import once_in
+from saveslot.session.timeline import hidden_by
 from saveslot.values import refs as references
 from saveslot.values.checks import as_count, as_name, as_text
 from saveslot.values.kinds import DATA_KINDS, Kind
@@ -65,24 +67,55 @@ async def records(sessions: Space, id: str, *, name: str | None = None, after: i
 
 
 @once_in(scope_of)
-async def drop(sessions: Space, id: str, refs: Collection[str | int] | str | int, *, seen: str | None = None) -> int:
+async def drop(
+    sessions: Space,
+    id: str,
+    refs: Collection[str | int] | str | int,
+    *,
+    seen: str | None = None,
+    idempotency_key: str | None = None,
+) -> int:
     """Drop these checkpoints, like retention: hidden at once, their bytes freed later by `thin` or the keeper.
 
     Return how many. `InvalidInput` names those that stay: the latest one, pinned ones, and entries without the agent's
-    data. While another process holds the session: `LeaseHeld`.
+    data. While another process holds the session: `LeaseHeld`. The same call with the same `idempotency_key` gets the
+    first one's answer; one that drops nothing uses no key up.
     """
     session_id, version = as_name(id, "id"), as_version(seen)
     wanted = [refs] if isinstance(refs, str | int) else _listed(refs)
+    asked = request(idempotency_key, "drop", {"refs": sorted(map(str, wanted))})
+    if (earlier := await _dropped(sessions, session_id, asked)) is not None:
+        return earlier
 
     async def mark(head: Head, draft: Draft) -> bool:
+        if await entry_of(sessions.engine.vault, head.row.key, asked) is not None:
+            return False
         chosen = await _chosen(sessions, head, wanted)
         if chosen:
             draft.mark((seq, seq) for seq in chosen)
+            draft.group.entries[-1].request = asked
         draft.answer = len(chosen)
         return bool(chosen)
 
-    draft = await thin.keep(sessions, session_id, mark, version)
-    return 0 if draft is None else cast("int", draft.answer)
+    try:
+        draft = await thin.keep(sessions, session_id, mark, version)
+    except Conflict:  # perhaps with the same call in another process
+        if (earlier := await _dropped(sessions, session_id, asked)) is None:
+            raise
+        return earlier
+    if draft is None:
+        return await _dropped(sessions, session_id, asked) or 0
+    return cast("int", draft.answer)
+
+
+async def _dropped(sessions: Space, id: str, request: bytes) -> int | None:
+    """Return how many checkpoints the same call dropped before; None if it was not made before."""
+    if not request:
+        return None
+    entry = await entry_of(sessions.engine.vault, (await sessions.lookup.existing(id)).row.key, request)
+    if entry is None:
+        return None
+    return sum(last - first + 1 for first, last in hidden_by(entry, f"{id}:{entry.seq}"))
 
 
 def _listed(refs: Any) -> list[str | int]:

@@ -224,10 +224,16 @@ def created(sessions: Space, session: AgentSession, log: Log, draft: Draft, verd
 
 
 @once_in(scope_of)
-async def update_session(sessions: Space, session: AgentSession, *, seen: str | None = None) -> AgentSession:
+async def update_session(
+    sessions: Space, session: AgentSession, *, seen: str | None = None, idempotency_key: str | None = None
+) -> AgentSession:
     """Append the staged entries and the changes to context, metadata and labels, in one durable write.
 
     The session value must have seen the newest entry; with `seen`, that must also be the one which this version names.
+
+    The content of a call with an `idempotency_key` is what is staged, and the value's dicts. The same call again, from
+    any process, writes nothing: it discards what is staged and refreshes the value. One with nothing to write uses no
+    key up.
     """
     value, version = as_value(session), as_version(seen)
     if value.by_holder:
@@ -236,15 +242,45 @@ async def update_session(sessions: Space, session: AgentSession, *, seen: str | 
         )
     alone = any(item.kind in OWNERS_ALONE for item in value.staged)
     author = passerby(sessions, value.session_id, value, version, alone=alone)
+    asked = request(idempotency_key, "update", _given(value)) if idempotency_key is not None else b""
 
     async def decide(log: Log) -> Draft:
         draft = await staged_draft(log, value, sessions.engine.limit)
         if not draft.group.entries:
             await heartbeat(sessions, value, log)
+        else:
+            draft.group.entries[-1].request = asked
         return draft
 
-    await change(author, decide)
+    if await _updated(sessions, value, asked):
+        return value
+    try:
+        await change(author, decide)
+    except Conflict:  # perhaps with the same call in another process
+        if not await _updated(sessions, value, asked):
+            raise
     return value
+
+
+def _given(session: AgentSession) -> Data:
+    """Return what an update stores."""
+    staged = [
+        [int(item.kind), item.checkpoint.name, item.checkpoint.data, item.checkpoint.metadata]
+        for item in session.staged
+    ]
+    return {**_about(session), "staged": staged}
+
+
+async def _updated(sessions: Space, session: AgentSession, request: bytes) -> bool:
+    """Refresh the value if the same call stored it before; return whether it did."""
+    if not request:
+        return False
+    head = await sessions.lookup.existing(session.session_id)
+    if await entry_of(sessions.engine.vault, head.row.key, request) is None:
+        return False
+    session.unstage()
+    await refresh(sessions, session)
+    return True
 
 
 async def staged_draft(log: Log, session: AgentSession, limit: int) -> Draft:
