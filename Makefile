@@ -38,7 +38,7 @@ test-lowest: .venv-lowest/.done ## tests with the lowest versions that pyproject
 		tests/cli/test_terminal.py tests/cli/test_views.py
 
 test-adapters: .venv/.dev .venv-adapters/.done ## the adapters, with the frameworks that they serve: types and tests
-	@$(BIN)/basedpyright --pythonpath .venv-adapters/bin/python src/saveslot/adapters
+	@$(BIN)/basedpyright --project tests/adapters/pyrightconfig.json
 	@.venv-adapters/bin/pytest tests/adapters
 
 check: lint types layers test test-faults ## all that must pass before a commit

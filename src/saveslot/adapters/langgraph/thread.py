@@ -1,0 +1,382 @@
+"""One thread as this process knows it: the state after its newest entry, and the version of that entry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+from langgraph.checkpoint.base import WRITES_IDX_MAP
+
+from saveslot.adapters.langgraph.index import Index
+from saveslot.adapters.langgraph.values import Codec
+from saveslot.errors import AlreadyExists, Conflict, InvalidInput, NotFound, SaveslotError
+from saveslot.manager import SessionManager
+from saveslot.moving.langgraph_state import (
+    AGENT_TYPE,
+    CHECKPOINT,
+    SEEN,
+    VERSIONS,
+    WRITES,
+    WRITES_NAME,
+    key_of,
+    namespace_of,
+    own_key,
+    session_id_of,
+    within,
+)
+from saveslot.values.checks import MAX_NAME, Data
+from saveslot.values.lifecycle import SessionState
+
+# Threads whose state stays in memory, decoded.
+MAX_THREADS = 128
+# Parts of a checkpoint that the state keeps under keys of their own.
+_APART = frozenset({"id", "channel_values", "channel_versions", "versions_seen"})
+_ENTRIES = ("checkpoint", "rollback")
+
+
+class Part(NamedTuple):
+    """A checkpoint as stored: its namespace's keys of the state, and the rows written to it."""
+
+    ns: str
+    state: Data
+    rows: list[list[Any]]
+
+    @property
+    def about(self) -> Data:
+        return self.state[own_key(CHECKPOINT, self.ns)]
+
+    @property
+    def parent(self) -> str | None:
+        return self.about["parent"]
+
+
+class Change(NamedTuple):
+    """What an entry changes in the state."""
+
+    put: Data
+    append: dict[str, list[Any]]
+    drop: list[str]
+
+
+class New(NamedTuple):
+    """A checkpoint that is to be written."""
+
+    ns: str
+    parent: str | None
+    checkpoint: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    new_versions: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        source = self.metadata.get("source")
+        return source if isinstance(source, str) and 0 < len(source) <= MAX_NAME else "checkpoint"
+
+    @property
+    def note(self) -> Data:
+        note = _note(self.ns, self.checkpoint["id"])
+        if isinstance(step := self.metadata.get("step"), int):
+            note["step"] = step
+        run = self.metadata.get("run_id")
+        if run is not None and 0 < len(str(run)) <= MAX_NAME:
+            note["labels"] = {"run": str(run)}
+        return note
+
+
+class Thread:
+    def __init__(self, sessions: SessionManager, thread_id: Any) -> None:
+        self.sessions, self.thread_id, self.id = sessions, thread_id, session_id_of(thread_id)
+        self.turn, self.users = asyncio.Lock(), 0
+        self.state: Data = {}
+        self._version: str | None = None  # of the newest entry, whose state this is; None: there is no session
+        self._seq = 0
+        self._loaded = self._active = False
+        self._index: Index | None = None
+        # Namespaces that a run found empty, and checkpoints that a caller chose by id: a run may start from either.
+        self._blank: set[str] = set()
+        self._chosen: set[tuple[str, str]] = set()
+
+    # Reading
+
+    async def refresh(self) -> None:
+        """Take in what other processes wrote."""
+        head = await self.sessions.head(self.id)
+        if head is None:
+            self._forget()
+        elif head.version != self._version:
+            self.state = await self.sessions.get_data(self.id, head.seq)
+            self._version, self._seq, self._index = head.version, head.seq, None
+            self._active = head.state is SessionState.ACTIVE and head.owner is None
+        self._loaded = True
+
+    async def index(self) -> Index:
+        if self._index is None:
+            there = self._version is not None
+            entries = await self.sessions.entries(self.id, before=self._seq + 1, kinds=_ENTRIES) if there else []
+            self._index = Index(entries)
+        return self._index
+
+    async def checkpoint(self, ns: str, checkpoint_id: str | None) -> Part | None:
+        """Return a checkpoint, or the newest one of the namespace, for a run or a person to continue from."""
+        if checkpoint_id is not None:
+            self._chosen.add((ns, checkpoint_id))
+            return await self.stored(ns, checkpoint_id)
+        part = self._live(ns)
+        if part is None and (newest := (await self.index()).newest(ns)) is not None:
+            part = await self.stored(ns, newest)
+        if part is None:
+            self._blank.add(ns)
+        return part
+
+    async def stored(self, ns: str, checkpoint_id: str) -> Part | None:
+        """Return a checkpoint; None if there is none, or it was dropped."""
+        live = self._live(ns)
+        if live is not None and live.about["id"] == checkpoint_id:
+            return live
+        index = await self.index()
+        seq = index.seq(ns, checkpoint_id)
+        if seq is None:
+            return None
+        try:
+            part: Part | None = None
+            rows: list[list[Any]] = []
+            for at, based_on in index.writes.get((ns, checkpoint_id), ()):
+                state = await self.sessions.get_data(self.id, at)
+                rows += _rows(state, ns, checkpoint_id)
+                if based_on == seq:
+                    part = _part(state, ns, rows)
+            part = part or _part(await self.sessions.get_data(self.id, seq), ns, rows)
+        except NotFound:  # another process dropped it
+            self._index = None
+            return None
+        return part
+
+    def _live(self, ns: str) -> Part | None:
+        about = self.state.get(own_key(CHECKPOINT, ns))
+        return None if about is None else _part(self.state, ns, _rows(self.state, ns, about["id"]))
+
+    # Writing
+
+    async def put(self, codec: Codec, new: New) -> None:
+        if not self._loaded:
+            await self.refresh()
+        live = self.state.get(own_key(CHECKPOINT, new.ns))
+        await self._check_parent(new, None if live is None else live["id"])
+        base: Data | None = None
+        if live is None or new.parent not in {None, live["id"]}:
+            part = None if new.parent is None else await self.stored(new.ns, new.parent)
+            base = {} if part is None else part.state
+        await self._save(codec, new.name, lambda codec: self._change(codec, new, base), new.note)
+        self._blank = {ns for ns in self._blank if ns == new.ns or not within(ns, new.ns)}
+
+    async def _check_parent(self, new: New, live: str | None) -> None:
+        """Raise `Conflict` if another run has moved the thread on since this one began."""
+        if new.parent is None:
+            moved = live is not None and new.ns in self._blank
+        elif live == new.parent or (new.ns, new.parent) in self._chosen:
+            moved = False
+        else:
+            live = live or (await self.index()).newest(new.ns)
+            moved = live is not None and live != new.parent
+        if moved:
+            follows = "an empty thread" if new.parent is None else f"checkpoint {new.parent}"
+            raise Conflict(
+                f"thread {self.thread_id}: another run saved checkpoint {live}, and this run follows {follows}; "
+                "nothing of this one was saved: start it again",
+                head=self._seq,
+            )
+
+    def _change(self, codec: Codec, new: New, base: Data | None) -> Change:
+        """What a checkpoint changes in the state; `base`: the one that it follows, if that is not the state's."""
+        checkpoint, ns = new.checkpoint, new.ns
+        versions = dict(checkpoint["channel_versions"])
+        values = {name: value for name, value in checkpoint["channel_values"].items() if name in versions}
+        rest = {key: value for key, value in checkpoint.items() if key not in _APART}
+        put: Data = {
+            own_key(CHECKPOINT, ns): {
+                "id": checkpoint["id"],
+                "parent": new.parent,
+                "metadata": codec.save(dict(new.metadata)),
+                "checkpoint": codec.save(rest),
+            },
+            own_key(VERSIONS, ns): versions,
+            own_key(SEEN, ns): {node: dict(seen) for node, seen in checkpoint["versions_seen"].items()},
+        }
+        if rows := _rows(self.state, ns, checkpoint["id"]):
+            put[own_key(WRITES, ns)] = rows  # they came before their checkpoint
+        append: dict[str, list[Any]] = {}
+        stay = set(put)
+        for name in versions:
+            key = key_of(name, ns)
+            before: Any = self.state.get(key)
+            if name not in new.new_versions and base is None:
+                stay.add(key)
+                continue
+            if name not in new.new_versions and base is not None and key in base:
+                put[key] = base[key]
+            elif name in values:
+                added = codec.save_rest(values[name], before) if base is None else None
+                if added is None:
+                    put[key] = codec.save(values[name])
+                elif added:
+                    append[key] = added
+            else:
+                continue
+            stay.add(key)
+        put = {key: value for key, value in put.items() if self.state.get(key, ...) != value}
+        # With its writes, the state of subgraphs in this namespace goes: they have ended, and their entries keep it.
+        drop = [key for key in self.state if within(namespace_of(key), ns) and key not in stay]
+        return Change(put, append, drop)
+
+    async def write(
+        self, codec: Codec, ns: str, checkpoint_id: str, writes: Sequence[tuple[str, Any]], task_id: str, path: str
+    ) -> None:
+        if not self._loaded:
+            await self.refresh()
+        stored = {(row[1], row[3]) for row in _rows(self.state, ns, checkpoint_id)}
+        numbered = [(WRITES_IDX_MAP.get(channel, at), channel, value) for at, (channel, value) in enumerate(writes)]
+        new = [row for row in numbered if row[0] < 0 or (task_id, row[0]) not in stored]
+
+        def change(codec: Codec) -> Change:
+            rows = [[checkpoint_id, task_id, path, at, channel, codec.save(value)] for at, channel, value in new]
+            return Change({}, {own_key(WRITES, ns): rows}, [])
+
+        if new:
+            await self._save(codec, WRITES_NAME, change, {**_note(ns, checkpoint_id), "writes": len(new)})
+
+    async def _save(self, codec: Codec, name: str, decide: Callable[[Codec], Change], note: Data) -> None:
+        try:
+            await self._rest()
+            try:
+                await self._append(name, decide(codec), note)
+            except InvalidInput:  # keys that are not text
+                await self._append(name, decide(codec.carefully()), note)
+        except (SaveslotError, asyncio.CancelledError):
+            self._forget()  # the next call reads what the store has
+            raise
+
+    async def _rest(self) -> None:
+        """Create the session if there is none, and pause it: it is nobody's while no run is on its way."""
+        if self._version is None:
+            own = {} if self.id == self.thread_id else {"thread_id": str(self.thread_id)}
+            try:
+                session = await self.sessions.create_session(AGENT_TYPE, session_id=self.id, metadata=own)
+            except AlreadyExists as exc:
+                raise Conflict(
+                    f"thread {self.thread_id}: another run began it at the same time; nothing of this one was saved: "
+                    "start it again",
+                    head=exc.head,
+                ) from None
+            self._version, self._active, self._index = session.version, True, None
+        if self._active:
+            session = await self.sessions.pause(self.id, seen=self._version)
+            self._version, self._active = session.version, False
+
+    async def _append(self, name: str, change: Change, note: Data) -> None:
+        save = partial(
+            self.sessions.checkpoint,
+            self.id,
+            name,
+            put=change.put,
+            append=change.append,
+            drop=change.drop,
+            metadata=note,
+        )
+        try:
+            saved = await save(seen=self._version)
+        except Conflict:
+            if not await self._only_beside():
+                raise
+            saved = await save(seen=self._version)
+        for key in change.drop:
+            del self.state[key]
+        self.state.update(change.put)
+        for key, items in change.append.items():
+            self.state[key] = self.state.get(key, []) + items
+        self._version, self._seq = saved.version, saved.seq
+        if self._index is not None:
+            self._index.add(saved.seq, note)
+
+    async def _only_beside(self) -> bool:
+        """True if what other writers wrote leaves the state as it is: a label, a pause."""
+        head = await self.sessions.head(self.id)
+        if head is None or await self.sessions.entries(self.id, after=self._seq, kinds=_ENTRIES):
+            return False
+        self._version = head.version
+        return True
+
+    # Forgetting
+
+    async def keep(self, kept: set[tuple[str, str]]) -> None:
+        """Drop all checkpoints but these, with the writes to them; pinned ones stay. Without any, delete the thread."""
+        index = await self.index()
+        stay = index.seqs_of(kept)
+        gone = index.seqs - stay - set(await self.sessions.pins(self.id) if self._version else ())
+        if not stay:
+            await self.delete()
+        elif gone:
+            if max(gone) > max(stay):  # the newest checkpoint cannot be dropped: step back first
+                await self.sessions.rollback(self.id, max(stay), seen=self._version)
+            await self.sessions.drop(self.id, sorted(gone))
+            self._forget()
+
+    async def delete(self) -> None:
+        await self.sessions.delete_session(self.id)
+        self._forget()
+        self._blank.clear()
+        self._chosen.clear()
+
+    def _forget(self) -> None:
+        self.state, self._version, self._seq = {}, None, 0
+        self._loaded = self._active = False
+        self._index = None
+
+
+class Threads:
+    """The threads that this process used last, each for one caller at a time."""
+
+    def __init__(self) -> None:
+        self._sessions: SessionManager | None = None
+        self._threads: OrderedDict[str, Thread] = OrderedDict()
+
+    @asynccontextmanager
+    async def turn(self, sessions: SessionManager, thread_id: Any) -> AsyncGenerator[Thread]:
+        """Lock a thread, in the order of the calls."""
+        if sessions is not self._sessions:  # opened again, perhaps in another event loop
+            self._sessions = sessions
+            self._threads.clear()
+        key = session_id_of(thread_id)
+        thread = self._threads.get(key)
+        if thread is None:
+            thread = self._threads[key] = Thread(sessions, thread_id)
+            idle = [name for name, one in self._threads.items() if not one.users and one is not thread]
+            for name in idle[: max(0, len(self._threads) - MAX_THREADS)]:
+                del self._threads[name]
+        else:
+            self._threads.move_to_end(key)
+        thread.users += 1
+        try:
+            async with thread.turn:
+                yield thread
+        finally:
+            thread.users -= 1
+
+    def clear(self) -> None:
+        self._threads.clear()
+
+
+def _note(ns: str, checkpoint_id: str) -> Data:
+    return {"id": checkpoint_id, "ns": ns} if ns else {"id": checkpoint_id}
+
+
+def _part(state: Data, ns: str, rows: list[list[Any]]) -> Part:
+    return Part(ns, {key: value for key, value in state.items() if namespace_of(key) == ns}, rows)
+
+
+def _rows(state: Data, ns: str, checkpoint_id: str) -> list[list[Any]]:
+    """The writes to a checkpoint that this state holds."""
+    return [row for row in state.get(own_key(WRITES, ns), ()) if row[0] == checkpoint_id]

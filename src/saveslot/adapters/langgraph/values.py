@@ -1,0 +1,93 @@
+"""A channel's value as data, and back by LangGraph's own serialiser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from saveslot.moving.langgraph_state import as_data, as_msgpack, careful
+
+_SIMPLE = frozenset({int, bool, type(None)})
+
+
+class Codec:
+    """Values as the serialiser sees them. `careful` also finds keys that are not text, and costs a walk."""
+
+    def __init__(self, serde: SerializerProtocol, *, careful: bool = False) -> None:
+        self._serde, self._careful = serde, careful
+        self._stock = type(serde) is JsonPlusSerializer
+
+    def carefully(self) -> Codec:
+        return Codec(self._serde, careful=True)
+
+    def save(self, value: Any) -> Any:
+        if self._stock and (type(value) in _SIMPLE or (type(value) is str and value.isascii())):
+            return value
+        kind, packed = self._serde.dumps_typed(value)
+        match kind:
+            case "null":
+                return None
+            case "bytes":
+                return packed
+            case "msgpack":
+                try:
+                    return careful(packed) if self._careful else as_data(packed)
+                except (msgspec.DecodeError, ValueError):
+                    return {"$typed": [kind, packed]}
+            case _:
+                return {"$typed": [kind, packed]}
+
+    def save_rest(self, value: Any, stored: Any) -> list[Any] | None:
+        """Return what a list has after its stored items; None if it is not a list that begins with them."""
+        if type(value) is not list or type(stored) is not list:
+            return None
+        items, before = cast("list[Any]", value), cast("list[Any]", stored)
+        if not before or len(items) < len(before) or not _starts_with(items, before):
+            return None
+        if len(items) == len(before):
+            return []
+        added = self.save(items[len(before) :])
+        return cast("list[Any]", added) if type(added) is list else None
+
+    def load(self, data: Any) -> Any:
+        if self._stock and (type(data) in _SIMPLE or type(data) is str):
+            return data
+        match data:
+            case {"$typed": [kind, packed]}:
+                return self._serde.loads_typed((kind, packed))
+            case None:
+                return self._serde.loads_typed(("null", b""))
+            case bytes():
+                return self._serde.loads_typed(("bytes", data))
+            case _:
+                return self._serde.loads_typed(("msgpack", as_msgpack(data)))
+
+
+def _starts_with(value: Sequence[Any], stored: Sequence[Any]) -> bool:
+    """True if a list begins with what is stored, also after changes in place; False in doubt.
+
+    A message is compared field by field with its stored form, as Python compares: 1 equals 1.0 and True.
+    """
+    for item, before in zip(value, stored, strict=False):
+        if type(item) is type(before):
+            if item != before:
+                return False
+        elif not _is_stored_as(item, before):
+            return False
+    return True
+
+
+def _is_stored_as(item: Any, stored: Any) -> bool:
+    if type(stored) is not dict or "$class" not in stored:
+        return False
+    if stored["$class"] != _class_of(item) or getattr(item, "__pydantic_extra__", None):
+        return False
+    return {"$class": stored["$class"], **item.__dict__} == stored
+
+
+def _class_of(item: Any) -> str:
+    return f"{item.__class__.__module__}.{item.__class__.__name__}"
