@@ -8,7 +8,7 @@ TESTED := cli,stack,yaml,crypto,testing,server
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # `make -j check` goes step by step too
-.PHONY: help demo stack test test-faults test-long test-lowest test-adapters check lint types layers format bench pages docs clean
+.PHONY: help demo stack test test-faults test-long test-lowest test-adapters test-page check lint types layers format bench pages docs clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -23,15 +23,15 @@ stack: .venv/.stack ## the same on a PostgreSQL and a Valkey, started for it fro
 AGAIN = { echo "these failed; once more, one at a time:"; $(BIN)/pytest -v --last-failed --last-failed-no-failures none
 
 test: .venv/.dev ## the quick tests
-	@$(BIN)/pytest -n 4 -m "not faults and not long" --ignore tests/adapters tests \
-		|| $(AGAIN) -m "not faults and not long" --ignore tests/adapters tests; }
+	@$(BIN)/pytest -n 4 -m "not faults and not long" --ignore tests/adapters --ignore tests/page tests \
+		|| $(AGAIN) -m "not faults and not long" --ignore tests/adapters --ignore tests/page tests; }
 
 test-faults: .venv/.dev ## kill, pause and I/O fault tests
-	@$(BIN)/pytest -m "faults and not long" --ignore tests/adapters tests \
-		|| $(AGAIN) -m "faults and not long" --ignore tests/adapters tests; }
+	@$(BIN)/pytest -m "faults and not long" --ignore tests/adapters --ignore tests/page tests \
+		|| $(AGAIN) -m "faults and not long" --ignore tests/adapters --ignore tests/page tests; }
 
 test-long: .venv/.dev ## the same over many more histories and kills
-	@$(BIN)/pytest -n 2 --timeout 3600 -m long --ignore tests/adapters tests
+	@$(BIN)/pytest -n 2 --timeout 3600 -m long --ignore tests/adapters --ignore tests/page tests
 
 test-lowest: .venv-lowest/.done ## tests with the lowest versions that pyproject.toml allows
 	@.venv-lowest/bin/pytest -n 2 -m "not faults and not long" tests/codec tests/manager tests/stores tests/test_public.py \
@@ -40,6 +40,10 @@ test-lowest: .venv-lowest/.done ## tests with the lowest versions that pyproject
 test-adapters: .venv/.dev .venv-adapters/.done ## the adapters, with the frameworks that they serve: types and tests
 	@$(BIN)/basedpyright --project tests/adapters/pyrightconfig.json
 	@.venv-adapters/bin/pytest tests/adapters
+
+test-page: .venv-page/.done ## the web page: its modules in Node, its screens in Chromium (both must be there)
+	@node --test --test-reporter=dot tests/page/js
+	@.venv-page/bin/pytest tests/page
 
 check: lint types layers test test-faults ## all that must pass before a commit
 
@@ -76,11 +80,11 @@ docs: pages .venv-docs/.done ## the same, and build all pages as a site with sea
 	@echo "look at it: $(PYTHON) -m http.server --directory build/site"
 
 clean: ## remove the environment, caches and builds
-	@rm -rf .venv .venv-adapters .venv-docs .venv-lowest .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	@rm -rf .venv .venv-adapters .venv-docs .venv-lowest .venv-page .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each stamp is younger than what it was installed from, or pip runs again.
-# constraints.txt is `pip freeze --exclude-editable` after installing the groups dev, adapters, bench and docs into an empty environment.
+# constraints.txt is `pip freeze --exclude-editable` after installing the groups dev, adapters, bench, docs and page into an empty environment.
 # pip reads groups from 25.1 on; Debian 12 has an older one.
 
 .venv/.core: pyproject.toml constraints.txt
@@ -128,4 +132,11 @@ clean: ## remove the environment, caches and builds
 	@$(PYTHON) -m venv --clear .venv-lowest
 	@.venv-lowest/bin/$(INSTALL) --upgrade 'pip>=25.1'
 	@.venv-lowest/bin/$(INSTALL) --constraint lowest.txt --editable '.[$(TESTED)]' --group test
+	@touch $@
+
+.venv-page/.done: pyproject.toml constraints.txt
+	@echo "installing what drives a browser into .venv-page (once)"
+	@$(PYTHON) -m venv .venv-page
+	@.venv-page/bin/$(INSTALL) --upgrade 'pip>=25.1'
+	@.venv-page/bin/$(INSTALL) --constraint constraints.txt --editable '.[$(TESTED)]' --group test --group page
 	@touch $@

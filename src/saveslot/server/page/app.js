@@ -1,0 +1,99 @@
+// @ts-check
+/** The page: a bar with the places, the screen of the place one is at, and what floats above both. */
+import { me, namespace, signedOut } from "./api.js";
+import { now } from "./clock.js";
+import { ask, close, dialogView, question } from "./dialog.js";
+import { clock, plain, span } from "./format.js";
+import { brand, icon } from "./icons.js";
+import { addShortcuts, keysView } from "./keys.js";
+import { eventsScreen } from "./events.js";
+import { needing, nowScreen } from "./now.js";
+import { openPalette, paletteView } from "./palette.js";
+import { go, place } from "./places.js";
+import { sessionScreen } from "./session.js";
+import { sessionsScreen } from "./sessions.js";
+import { identify, signInView } from "./signin.js";
+import { connect, connected, gaps, lostAt } from "./stream.js";
+import { toastView, undo } from "./toast.js";
+import { effect, html, render, signal } from "./view.js";
+
+/** @typedef {{title: string, view: () => unknown, shortcuts?: () => import("./keys.js").Shortcut[], dispose: () => void}} Screen */
+/** @typedef {{path: string, name: string, key: string, icon: string, open: () => Screen}} Destination */
+
+/** @type {Destination[]} */
+const PLACES = [
+  { path: "/", name: "Now", key: "n", icon: "now", open: nowScreen },
+  { path: "/sessions", name: "Sessions", key: "s", icon: "sessions", open: sessionsScreen },
+  { path: "/events", name: "Events", key: "e", icon: "events", open: eventsScreen },
+];
+
+const screen = signal(/** @type {Screen | null} */ (null));
+let shownKey = "";
+
+/** Open the screen of the place; a place that differs in its parameters only keeps its screen. */
+function enter() {
+  const { path, id, query } = place.value;
+  const key = `${path} ${id} ${query.get("ns") ?? ""} ${gaps.value}`;
+  if (!me.value || key === shownKey) return;
+  shownKey = key;
+  screen.peek()?.dispose();
+  if (path === "/session") screen.value = sessionScreen(id);
+  else {
+    const found = PLACES.find((destination) => destination.path === path);
+    if (found) screen.value = found.open();
+    else go(PLACES[0].path);
+  }
+}
+
+const toggleTheme = () => {
+  const { dataset } = document.documentElement;
+  const dark = dataset.theme ? dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  dataset.theme = dark ? "light" : "dark";
+  localStorage.setItem("saveslot.theme", dataset.theme);
+};
+const showKeys = () => ask({ title: "Keys", body: keysView });
+
+addShortcuts(() => [
+  { keys: ["Ctrl k"], text: "find or do", run: openPalette },
+  ...PLACES.map(({ path, name, key }) => ({ keys: [`g ${key}`], text: name, run: () => go(path) })),
+  { keys: ["t"], text: "theme", run: toggleTheme },
+  { keys: ["u"], text: "undo", run: undo },
+  { keys: ["?"], text: "these keys", run: showKeys },
+  { keys: ["Escape"], text: "close, or back", run: () => (question.peek() ? close() : place.peek().path === "/session" && go("/sessions")) },
+]);
+addShortcuts(() => screen.peek()?.shortcuts?.() ?? []);
+
+const commands = () => [
+  ...PLACES.map(({ name, path }) => ({ name: `Go to ${name}`, note: path, run: () => go(path) })),
+  ...(screen.peek()?.shortcuts?.() ?? []).map(({ text, keys, run }) => ({ name: text, note: keys[0], run })),
+  { name: "Switch theme", note: "t", run: toggleTheme },
+  { name: "Show keys", note: "?", run: showKeys },
+];
+
+const isHere = (/** @type {string} */ path) => path === place.value.path || (path === "/sessions" && place.value.path === "/session");
+
+const links = () => PLACES.map(({ path, name, icon: mark }) => html`<a href=${path} aria-current=${isHere(path) ? "page" : null}>${icon(mark)}<span>${name}</span>${path === "/" && needing.value ? html`<span class="number-badge" aria-label=${`${needing.value} need you`}>${needing.value}</span>` : null}</a>`);
+
+const liveMark = () => (connected.value ? html`<span class="live"><i class="live-dot pulse"></i>live</span>` : html`<span class="live s-failed">✗ reconnecting</span>`);
+
+const banner = () => (connected.value ? null : html`<div class="banner" role="alert"><b>No answer from the server for ${span(now.value - lostAt.value)}.</b> <span>What you see is as of ${clock(lostAt.value)}. Actions wait until it is back; nothing you did is lost.</span><span class="push"></span><button @click=${connect}>Try now</button></div>`);
+
+const view = () => html`<a class="skip" href="#main">Skip to content</a>
+  <header class="bar"><a class="brand" href="/">${brand}<b>saveslot</b></a><nav class="places" aria-label="Places">${links()}</nav><span class="push"></span>
+    ${me.value ? html`<span class="store"><b>${plain(namespace())}</b>${me.value.store ? html` · ${plain(me.value.store)}` : null}</span>${liveMark()}` : null}
+    <button class="find" @click=${openPalette} aria-label="Find or do">${icon("search")}<span>Find or do</span><kbd>Ctrl K</kbd></button>
+    <button class="icon-button" @click=${toggleTheme} aria-label="Switch theme">${icon("theme")}</button></header>
+  ${banner()}
+  <main id="main" class=${connected.value ? "" : "stale"} tabindex="-1">${screen.value?.view()}</main>
+  <nav class="bottom" aria-label="Places on a phone">${links()}</nav>
+  ${paletteView(commands())}${dialogView()}${signInView()}${toastView()}`;
+
+effect(enter);
+effect(() => {
+  const number = needing.value ? `(${needing.value}) ` : "";
+  document.title = number + (screen.value && place.value.path !== "/" ? `${plain(screen.value.title)} · saveslot` : "saveslot");
+});
+effect(() => render(view(), /** @type {Element} */ (document.getElementById("page"))));
+effect(() => {
+  if (!signedOut.value && !me.peek()) identify();
+});

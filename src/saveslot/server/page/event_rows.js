@@ -1,0 +1,29 @@
+// @ts-check
+/** Entries of all sessions as lines. */
+import { CHECKPOINTS, STEPS, kindText } from "./entries.js";
+import { clock, count, plain, size } from "./format.js";
+import { shapeAt } from "./icons.js";
+import { sessionUrl } from "./places.js";
+import { each, html, svg } from "./view.js";
+
+/** @typedef {import("./stream.js").Entry} Entry */
+
+/** @param {string} kind */
+function mark(kind) {
+  if (CHECKPOINTS.has(kind)) return svg`<path class="bar" d="M6 2v8"/>`;
+  if (STEPS.has(kind)) return svg`<path class=${`diamond ${kind === "step_failed" ? "failed" : ""}`} d="M6 2l4 4l-4 4l-4 -4z"/>`;
+  if (["paused", "completed", "failed"].includes(kind)) return shapeAt(kind);
+  return svg`<path class="arrow-mark" d="M2 6h7M6.500 3.500l2.500 2.500l-2.500 2.500"/>`;
+}
+
+/** @param {string} kind @param {string} name */
+const called = (kind, name) => (CHECKPOINTS.has(kind) || STEPS.has(kind) ? plain(name) : "");
+
+/** @param {readonly Entry[]} entries @param {boolean} [brief] */
+export const eventRows = (entries, brief = false) => html`<ul class=${brief ? "event-rows brief" : "event-rows"}>${each(entries, (e) => `${e.session_id}:${e.seq}`, (e) => html`<li>
+  <span class="e-time soft">${clock(Date.parse(e.at) / 1000, !brief)}</span><svg class="rail e-mark" width="12" height="12" aria-hidden="true">${mark(e.kind)}</svg>
+  ${brief ? null : html`<span class=${e.kind === "step_failed" || e.kind === "failed" ? "e-kind s-failed" : "e-kind soft"}>${kindText(e.kind)}</span>`}
+  <a class="e-id" href=${sessionUrl(e.session_id, String(e.seq))}>${plain(e.session_id)}</a>
+  ${brief ? null : html`<span class="e-seq soft">${count(e.seq)}</span>`}
+  <span class="e-name mono">${brief ? called(e.kind, e.name) || kindText(e.kind) : called(e.kind, e.name)}</span>
+  ${brief ? null : html`<span class="e-agent soft">${plain(e.agent_type ?? "")}</span><span class="e-owner soft">${plain(e.owner ?? "")}</span><span class="e-bytes soft">${size(e.bytes ?? 0)}</span>`}</li>`)}</ul>`;

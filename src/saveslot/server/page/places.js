@@ -1,0 +1,54 @@
+// @ts-check
+/** The URL is where one is: all of a view that a link should bring back stands in it. */
+import { signal } from "./view.js";
+
+/** @typedef {{path: string, id: string, query: URLSearchParams}} Place */
+
+/** @returns {Place} */
+function here() {
+  const { pathname, search } = location;
+  const session = pathname.match(/^\/sessions\/(.+)$/);
+  return { path: session ? "/session" : pathname, id: session ? decodeURIComponent(session[1]) : "", query: new URLSearchParams(search) };
+}
+
+export const place = signal(here());
+
+/** Go to another place. @param {string} url */
+export function go(url) {
+  history.pushState(null, "", url);
+  place.value = here();
+  scrollTo(0, 0);
+}
+
+/** The same place, seen otherwise: no new step in the browser's history. @param {string} url */
+export function replace(url) {
+  history.replaceState(null, "", url);
+  place.value = here();
+}
+
+/** This place's URL with other parameters; null removes one. @param {Record<string, string | string[] | null>} changes */
+export function withQuery(changes) {
+  const query = new URLSearchParams(location.search);
+  for (const [name, value] of Object.entries(changes)) {
+    query.delete(name);
+    for (const text of [value].flat()) if (text !== null && text !== "") query.append(name, text);
+  }
+  const text = readable(query);
+  return location.pathname + (text ? `?${text}` : "");
+}
+
+/** @param {URLSearchParams} query @returns {string} with / @ : , as they are: they need no escape in a query */
+export const readable = (query) => query.toString().replaceAll("%2F", "/").replaceAll("%40", "@").replaceAll("%3A", ":").replaceAll("%2C", ",");
+
+/** @param {string} id @param {string} [ref] */
+export const sessionUrl = (id, ref) => `/sessions/${encodeURIComponent(id)}${ref ? `?at=${encodeURIComponent(ref)}` : ""}`;
+
+addEventListener("popstate", () => (place.value = here()));
+document.addEventListener("click", (event) => {
+  if (event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+  const link = /** @type {Element} */ (event.target).closest("a[href]");
+  if (!(link instanceof HTMLAnchorElement) || link.origin !== location.origin || link.target || link.hasAttribute("download")) return;
+  if (link.pathname.startsWith("/v1/") || link.hash) return;
+  event.preventDefault();
+  go(link.pathname + link.search);
+});

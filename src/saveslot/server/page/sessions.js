@@ -1,0 +1,235 @@
+// @ts-check
+/** All sessions: search, facets, and a list that reads pages as it scrolls. */
+import { apiUrl, get } from "./api.js";
+import { now } from "./clock.js";
+import { cli, copyButtons, curl } from "./copy.js";
+import { facetsView, histogram } from "./facets.js";
+import { count, many, plain, short, size } from "./format.js";
+import { icon, stateWord } from "./icons.js";
+import { go, place, replace, sessionUrl, withQuery } from "./places.js";
+import { TOKENS, fromUrl, parse, print, toApi, toCli } from "./query.js";
+import { shapeSource } from "./shapes.js";
+import { smallTape } from "./small_tape.js";
+import { onEntry } from "./stream.js";
+import { effect, each, html, memo, signal } from "./view.js";
+import { savedViews } from "./saved_views.js";
+
+/** @typedef {Record<string, any>} Row a session as lists have it */
+
+const PAGE = 100;
+const AHEAD = 12;
+// Milliseconds after which changes of rows in sight are read, all at once.
+const SETTLE = 700;
+
+export function sessionsScreen() {
+  const rows = signal(/** @type {readonly Row[]} */ ([]));
+  const next = signal(/** @type {string | null} */ (null));
+  const facets = signal(/** @type {any} */ (null));
+  const loading = signal(true);
+  const trouble = signal("");
+  const cursor = signal(-1);
+  const fresh = signal(/** @type {ReadonlySet<string>} */ (new Set()));
+  const scroll = signal({ top: 0, height: 800 });
+  const text = signal(print(fromUrl(place.peek().query)));
+  const shapes = shapeSource();
+  /** @type {HTMLElement | null} */
+  let scroller = null;
+  let asked = 0;
+  let reading = false;
+
+  const filters = memo((/** @type {string} */ search) => fromUrl(new URLSearchParams(search)));
+  const current = () => filters(place.value.query.toString());
+  const sort = () => (place.value.query.get("sort") === "changed" ? "changed" : "created");
+  const rowHeight = () => (innerWidth < 700 ? 61 : 34);
+
+  async function load() {
+    const mine = ++asked;
+    const wanted = toApi(current());
+    loading.value = true;
+    try {
+      const [page, counts] = await Promise.all([get("/sessions", { ...wanted, sort: sort(), limit: PAGE }), get("/sessions/facets", { ...wanted, level: "cached" })]);
+      if (mine !== asked) return;
+      rows.value = page.items;
+      next.value = page.next;
+      facets.value = counts;
+      fresh.value = new Set();
+      trouble.value = "";
+      cursor.value = Math.min(cursor.peek(), page.items.length - 1);
+    } catch (error) {
+      if (mine === asked) trouble.value = /** @type {Error} */ (error).message;
+    } finally {
+      if (mine === asked) loading.value = false;
+    }
+  }
+
+  async function more() {
+    if (reading || !next.peek()) return;
+    reading = true;
+    const mine = asked;
+    try {
+      const page = await get("/sessions", { ...toApi(current()), sort: sort(), limit: PAGE, after: next.peek() });
+      if (mine !== asked) return;
+      rows.value = [...rows.peek(), ...page.items];
+      next.value = page.next;
+    } finally {
+      reading = false;
+    }
+  }
+
+  const stopLoading = effect(() => {
+    current();
+    sort();
+    load();
+  });
+
+  // What other writers did: rows in sight are read again together, new sessions wait until the list is at its top.
+  /** @type {Set<string>} */
+  const touched = new Set();
+  let timer = 0;
+  const stopStream = onEntry({}, ({ session_id: id, kind }) => {
+    if (kind === "created") {
+      if (scroll.peek().top < 10) touched.add("");
+      else fresh.value = new Set([...fresh.peek(), id]);
+    } else if (rows.peek().some((row) => row.session_id === id)) touched.add(id);
+    if (!timer && touched.size) timer = setTimeout(refresh, SETTLE);
+  });
+
+  async function refresh() {
+    timer = 0;
+    const ids = new Set(touched);
+    touched.clear();
+    const page = await get("/sessions", { ...toApi(current()), sort: sort(), limit: PAGE });
+    const known = new Map(page.items.map((/** @type {Row} */ row) => [row.session_id, row]));
+    if (ids.has("") && rows.peek().length <= PAGE) {
+      rows.value = page.items;
+      next.value = page.next;
+    } else rows.value = rows.peek().map((row) => known.get(row.session_id) ?? row);
+    shapes.want(visible().rows.map((row) => row.session_id).filter((id) => ids.has(id)), true);
+    facets.value = await get("/sessions/facets", { ...toApi(current()), level: "cached" });
+  }
+
+  const visible = () => {
+    const height = rowHeight();
+    const first = Math.max(0, Math.floor(scroll.value.top / height) - AHEAD);
+    const last = Math.min(rows.value.length, Math.ceil((scroll.value.top + scroll.value.height) / height) + AHEAD);
+    return { first, last, rows: rows.value.slice(first, last) };
+  };
+  const stopShapes = effect(() => {
+    const seen = visible();
+    shapes.want(seen.rows.map((row) => row.session_id));
+    if (seen.last > rows.value.length - PAGE / 2) more();
+  });
+
+  /** @param {Record<string, string | string[] | null>} changes */
+  function narrow(changes) {
+    go(withQuery(changes));
+    text.value = print(fromUrl(place.peek().query));
+    if (scroller) scroller.scrollTop = 0;
+  }
+  /** Add a filter, or take it away. @param {string} name @param {string} value */
+  function toggle(name, value) {
+    const values = current()[name] ?? [];
+    narrow({ [name]: values.includes(value) ? values.filter((v) => v !== value) : [...values, value] });
+  }
+  let typing = 0;
+  /** @param {Event} event */
+  function typed(event) {
+    text.value = /** @type {HTMLInputElement} */ (event.target).value;
+    clearTimeout(typing);
+    typing = setTimeout(() => {
+      const wanted = parse(text.peek());
+      replace(withQuery({ ...Object.fromEntries([...Object.values(TOKENS), "text"].map((name) => [name, wanted[name] ?? null])) }));
+    }, 180);
+  }
+
+  /** @param {number} by */
+  function move(by) {
+    cursor.value = Math.max(0, Math.min(rows.peek().length - 1, cursor.peek() + by));
+    if (!scroller) return;
+    const top = cursor.peek() * rowHeight();
+    if (top < scroller.scrollTop) scroller.scrollTop = top;
+    else if (top + 2 * rowHeight() > scroller.scrollTop + scroller.clientHeight - 40) scroller.scrollTop = top - scroller.clientHeight + 2 * rowHeight() + 40;
+  }
+  const open = () => {
+    const row = rows.peek()[cursor.peek()];
+    if (row) go(sessionUrl(row.session_id));
+  };
+
+  const shortcuts = () => [
+    { keys: ["j", "ArrowDown"], text: "next", run: () => move(1) },
+    { keys: ["k", "ArrowUp"], text: "previous", run: () => move(-1) },
+    { keys: ["Enter"], text: "open", run: open },
+    { keys: ["!"], text: "failed", run: () => toggle("state", "failed") },
+    { keys: ["o"], text: "orphaned", run: () => toggle("state", "orphaned") },
+    { keys: ["0"], text: "clear filters", run: () => narrow(Object.fromEntries([...Object.values(TOKENS), "text"].map((name) => [name, null]))) },
+    { keys: ["/"], text: "search here", run: () => document.querySelector(/** @type {"input"} */ (".search input"))?.focus() },
+    { keys: ["y"], text: "copy as CLI", run: () => navigator.clipboard.writeText(commandHere()) },
+  ].map((s) => ({ where: "List", ...s }));
+
+  const commandHere = () => cli(["ls", ...toCli(current()), ...(sort() === "changed" ? ["--sort", "changed"] : [])]);
+
+  /** @param {Row} row @param {number} index */
+  function rowView(row, index) {
+    const { session_id: id, state, orphaned, agent_type: agent, user_id: user, owner, entries, newest, forked_from: fork } = row;
+    const shape = shapes.of(id);
+    const bytes = shape?.marks.reduce((sum, mark) => sum + mark[3], 0);
+    return html`<tr class=${index === cursor.value ? "row selected" : "row"} @click=${(/** @type {MouseEvent} */ e) => rowClick(e, id, index)}>
+      <td class="c-state">${stateWord(orphaned ? "orphaned" : state)}</td>
+      <td class="c-id"><a href=${sessionUrl(id)}>${plain(id)}</a>${fork ? html`<span class="label">${icon("fork")} fork</span>` : null}</td>
+      <td class="c-agent">${plain(agent)}</td><td class="c-user">${plain(user)}</td>
+      <td class="c-at mono">${plain(newest?.name ?? "")}</td>
+      <td class="c-tape">${shape ? smallTape(shape) : null}</td>
+      <td class="c-number">${count(entries)}</td>
+      <td class="c-number c-stored" title="bytes of the entries drawn">${bytes === undefined ? "" : size(bytes)}</td>
+      <td class="c-owner">${owner?.worker ? (orphaned ? html`<s>${plain(owner.worker)}</s>` : plain(owner.worker)) : ""}</td>
+      <td class="c-number">${short(now.value - Date.parse(row.last_heartbeat) / 1000)}</td>
+      <td class="c-number c-age">${short(now.value - Date.parse(row.created_at) / 1000)}</td></tr>`;
+  }
+  /** @param {MouseEvent} event @param {string} id @param {number} index */
+  function rowClick(event, id, index) {
+    if (/** @type {Element} */ (event.target).closest("a")) return;
+    cursor.value = index;
+    go(sessionUrl(id));
+  }
+
+  function table() {
+    const { first, last, rows: seen } = visible();
+    const height = rowHeight();
+    return html`<div class="table-scroll" tabindex="-1" ref=${watch} @scroll=${(/** @type {Event} */ e) => (scroll.value = at(/** @type {HTMLElement} */ (e.currentTarget)))}>
+      <table class="sessions"><thead><tr><th class="c-state">State</th><th class="c-id">Session</th><th class="c-agent">Agent</th><th class="c-user">User</th><th class="c-at">At</th><th class="c-tape">Tape</th><th class="c-number">Entries</th><th class="c-number c-stored">Stored</th><th class="c-owner">Owner</th>
+        <th class="c-number"><button class="sort" aria-pressed=${String(sort() === "changed")} @click=${() => narrow({ sort: "changed" })}>Seen${sort() === "changed" ? " ↓" : ""}</button></th>
+        <th class="c-number c-age"><button class="sort" aria-pressed=${String(sort() === "created")} @click=${() => narrow({ sort: null })}>Age${sort() === "created" ? " ↓" : ""}</button></th></tr></thead>
+        <tbody><tr class="spacer" aria-hidden="true" .style=${{ height: `${first * height}px` }}></tr>
+        ${each(seen, (row) => row.session_id, (row, i) => rowView(row, first + i))}
+        <tr class="spacer" aria-hidden="true" .style=${{ height: `${(rows.value.length - last) * height}px` }}></tr></tbody></table></div>`;
+  }
+  /** @param {HTMLElement} element */
+  const at = (element) => ({ top: element.scrollTop, height: element.clientHeight });
+  /** @param {HTMLElement} element */
+  function watch(element) {
+    scroller = element;
+    new ResizeObserver(() => (scroll.value = at(element))).observe(element);
+    scroll.value = at(element);
+  }
+
+  /** Nothing matches: say which token is in the way. */
+  function noMatch() {
+    const values = Object.entries(current()).flatMap(([name, list]) => list.map((value) => ({ name, value })));
+    return html`<div class="no-match"><h2>No session matches.</h2>${values.length ? html`<p>Drop one:</p><p>${values.map(({ name, value }) => html`<button @click=${() => toggle(name, value)}>${name}:${plain(value)} ✕</button> `)}</p>` : html`<p>This namespace has no session yet.</p>`}</div>`;
+  }
+
+  function view() {
+    const total = facets.value?.sessions;
+    return html`<h1 class="hidden">Sessions</h1><div class="views">${savedViews(current(), (saved) => narrow(Object.fromEntries([...Object.values(TOKENS), "text"].map((name) => [name, saved[name] ?? null]))))}
+        <span class="push"></span>${copyButtons({ cli: commandHere(), curl: curl(apiUrl("/sessions", { ...toApi(current()), sort: sort() })) })}</div>
+      <div class="list-columns"><aside class="facets" aria-label="Filters">${facets.value ? facetsView(facets.value, current(), toggle) : null}</aside>
+      <div><div class="search"><input type="search" aria-label="Search sessions" placeholder="id, user, text, or state: agent: user: label: before:" .value=${text.value} @input=${typed}><kbd aria-hidden="true">/</kbd></div>
+      <section class="panel list"><div class="list-head"><b aria-live="polite">${total === undefined ? "" : many(total, "session")}</b>
+        ${trouble.value ? html`<span class="s-failed">${trouble.value}</span>` : null}
+        ${fresh.value.size ? html`<button class="quiet" @click=${load}>${count(fresh.value.size)} new ↑</button>` : null}
+        ${facets.value && total ? histogram(facets.value.created, facets.value.looked_at, (from, to) => narrow({ after: from, before: to })) : null}</div>
+        ${!rows.value.length && loading.value ? html`<div class="grey-bars" aria-hidden="true"><i></i><i></i><i></i></div>` : rows.value.length ? table() : noMatch()}</section></div></div>`;
+  }
+
+  return { title: "Sessions", view, shortcuts, dispose: () => { stopLoading(); stopStream(); stopShapes(); shapes.stop(); clearTimeout(timer); } };
+}

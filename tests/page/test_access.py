@@ -1,0 +1,61 @@
+"""Who may look, who may act, and whether everybody can: tokens, axe, small and dark screens."""
+
+from __future__ import annotations
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from tests.page.api import saveslot
+from tests.page.conftest import Watched, serving
+
+PLACES = {
+    "/": ".counters",
+    "/sessions": "tr.row",
+    "/events": ".event-head",
+    "/sessions/trip-lisbon": "[role=slider]",
+    "/sessions/lesson-2207": "[role=slider]",
+}
+
+
+@pytest.mark.parametrize("look", ["light", "dark", "narrow"])
+def test_axe_finds_nothing_and_nothing_overflows(watched, look):
+    """No accessibility fault in any screen, and no sideways scrolling on a phone."""
+    width = 390 if look == "narrow" else 1440
+    faults = []
+    for path, there in PLACES.items():
+        page = watched.open(
+            path, viewport={"width": width, "height": 844}, color_scheme="dark" if look == "dark" else "light"
+        )
+        expect(page.locator(there).first).to_be_visible()
+        page.wait_for_timeout(800)
+        found = Axe().run(page).response["violations"]
+        faults += [(path, fault["id"], [node["html"][:160] for node in fault["nodes"][:3]]) for fault in found]
+        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0, f"{path} is {wide} px too wide"
+        page.context.close()
+    assert faults == []
+
+
+def test_read_token_sees_why_it_may_not_act(chromium, store):
+    """The token is typed once; with scope read every action is disabled and names the scope that it needs."""
+    text = saveslot(store, "token", "create", "viewer", "--scope", "read").strip()
+    saveslot(store, "token", "create", "boss", "--scope", "admin")
+    with serving(str(store)) as url:
+        watched = Watched(chromium, url)
+        watched.expected = ["401"]
+        page = watched.open("/sessions/trip-lisbon")
+        page.get_by_label("Token").fill(text)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("slider")).to_be_visible()
+        buttons = page.locator(".actions button")
+        for button in buttons.all():
+            expect(button).to_be_disabled()
+        expect(page.locator(".actions .needs").first).to_have_text("needs scope write")
+        status = page.evaluate("fetch('/v1/sessions/trip-lisbon/pause', {method: 'POST'}).then((r) => r.status)")
+        assert status == 403
+        watched.expected.append("403")
+        assert page.evaluate("document.cookie") == ""
+        assert text not in page.evaluate("JSON.stringify(localStorage) + location.href")
+        page.context.close()
+        watched.check()

@@ -1,0 +1,70 @@
+"""Now, the list of sessions, and events."""
+
+from __future__ import annotations
+
+from playwright.sync_api import expect
+
+from tests.page.api import post
+
+
+def test_now_says_what_needs_somebody(watched):
+    """Sentence, counters, rows and title agree: one orphan in an unknown step, two failures."""
+    page = watched.open("/")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("1 orphaned, 2 failed in the last hour.")
+    rows = page.locator("tr.need")
+    expect(rows).to_have_count(3)
+    expect(rows.first).to_contain_text("lesson-2207")
+    expect(rows.first).to_contain_text("send-mail began, end unknown")
+    expect(page).to_have_title("(3) saveslot")
+    rows.first.get_by_role("link", name="Decide…").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("lesson-2207")
+    expect(page.locator(".card")).to_contain_text("It began, and no entry tells that it ended.")
+
+
+def test_search_facets_and_url_agree(watched, url):
+    """A facet, a token and a shortcut lead to the same URL, the same rows and the same count."""
+    page = watched.open("/sessions")
+    expect(page.locator("tr.row")).to_have_count(5)
+    page.get_by_role("button", name="failed").first.click()
+    expect(page).to_have_url(f"{url}/sessions?state=failed")
+    expect(page.get_by_label("Search sessions")).to_have_value("state:failed")
+    expect(page.locator("tr.row")).to_have_count(2)
+    page.locator("body").click(position={"x": 5, "y": 500})
+    page.keyboard.press("0")
+    expect(page.locator("tr.row")).to_have_count(5)
+    page.keyboard.press("/")
+    page.keyboard.type("agent:tutor state:completed")
+    expect(page.get_by_text("No session matches.")).to_be_visible()
+    page.get_by_role("button", name="state:completed ✕").click()
+    expect(page.locator("tr.row")).to_have_count(1)
+
+
+def test_new_sessions_and_changes_appear(watched, url):
+    """What other writers do shows by itself, in the list and in the tail."""
+    events = watched.open("/events")
+    expect(events.get_by_text("Waiting for the next entry.")).to_be_visible()
+    page = watched.open("/sessions")
+    expect(page.locator("tr.row")).to_have_count(5)
+    events.wait_for_timeout(1000)
+    post(url, "/sessions", {"agent_type": "tutor", "session_id": "lesson-1", "data": {"n": 1}, "name": "asked"})
+    expect(page.locator("tr.row")).to_have_count(6)
+    expect(events.locator(".event-rows li", has_text="lesson-1").first).to_be_visible()
+    events.keyboard.press(" ")
+    post(url, "/sessions/lesson-1/checkpoints", {"name": "hinted", "put": {"n": 2}})
+    expect(events.get_by_text("1 entry waits")).to_be_visible()
+    events.keyboard.press(" ")
+    expect(events.locator(".event-rows li", has_text="hinted")).to_have_count(1)
+
+
+def test_palette_finds_sessions_and_does_things(watched):
+    """Ctrl K, a few letters and Enter open a session; what can be done has a name there."""
+    page = watched.open("/sessions")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("lesson")
+    expect(page.get_by_role("option").first).to_contain_text("lesson-2207")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("lesson-2207")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("find or do")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)

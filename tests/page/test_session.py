@@ -1,0 +1,105 @@
+"""One session on the page: scrubbing, its tabs, and what agents saved shown as text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.page.api import get, saveslot
+
+
+def selected(page: Page) -> int:
+    return int(page.get_by_role("slider").get_attribute("aria-valuenow"))
+
+
+def test_tape_log_and_url_agree_at_every_entry(watched, url):
+    """Wherever the playhead goes, by key, by click in the log or by drag, tape, log and URL name the same entry."""
+    entries = get(url, "/sessions/trip-lisbon/log?limit=500")["items"]
+    page = watched.open("/sessions/trip-lisbon?at=1")
+    slider = page.get_by_role("slider")
+    for entry in entries:
+        expect(slider).to_have_attribute("aria-valuenow", str(entry["seq"]))
+        expect(page.locator(".log-row.selected .seq")).to_have_text(str(entry["seq"]))
+        expect(page.locator(".tape-head .here b")).to_contain_text(f"{entry['seq']} ")
+        page.keyboard.press("]")
+    page.keyboard.press("Home")
+    expect(slider).to_have_attribute("aria-valuenow", "1")
+    page.locator(".log-row", has_text="planned").first.click()
+    seq = selected(page)
+    assert seq == next(entry["seq"] for entry in entries if entry["name"] == "planned")
+    expect(page).to_have_url(f"{url}/sessions/trip-lisbon?at={seq}")
+    box = page.locator(".tape svg").bounding_box()
+    page.mouse.move(box["x"] + 20, box["y"] + 80)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 80, steps=8)
+    page.mouse.up()
+    dragged = selected(page)
+    assert dragged > 1
+    expect(page).to_have_url(f"{url}/sessions/trip-lisbon?at={dragged}")
+    page.reload()
+    expect(slider).to_have_attribute("aria-valuenow", str(dragged))
+
+
+def test_state_and_diff_are_those_of_the_command_line(watched, url, store):
+    """The state at each entry with data equals `saveslot show`, the diff from A to B `saveslot diff`."""
+    entries = get(url, "/sessions/trip-lisbon/log?limit=500")["items"]
+    data = [entry["seq"] for entry in entries if entry["data_seq"] == entry["seq"]]
+    page = watched.open("/sessions/trip-lisbon?tab=raw&at=" + str(data[0]))
+    for seq in data:
+        page.goto(f"{url}/sessions/trip-lisbon?tab=raw&at={seq}")
+        expect(page.locator(".raw-head")).to_contain_text(f"trip-lisbon:{seq}")
+        shown = json.loads(page.locator("pre.raw").inner_text())
+        assert shown == json.loads(saveslot(store, "show", f"trip-lisbon@{seq}", "--json"))["data"]
+    page.goto(f"{url}/sessions/trip-lisbon?tab=diff&from={data[0]}&at={data[-1]}")
+    operations = json.loads(saveslot(store, "diff", f"trip-lisbon@{data[0]}", f"@{data[-1]}", "--json"))
+    expect(page.locator(".operations li")).to_have_count(len(operations))
+
+
+def test_what_agents_saved_is_text(watched):
+    """Markup in names and values is shown and never run; what cannot be seen is spelled out."""
+    page = watched.open("/sessions/hostile")
+    expect(page.get_by_role("heading", level=1)).to_have_text("hostile")
+    for tab in ("State", "Diff", "Messages", "Raw"):
+        page.get_by_role("tab", name=tab).click()
+        expect(page.locator(".centre-body")).to_contain_text("<script>alert(1)</script> \\u202egnp.exe\\u200b")
+    assert page.locator("main script, main img, main b:text-is('bold')").count() == 0
+
+
+def test_tape_tells_who_died_and_what_was_left_behind(watched):
+    """A dead worker's clip is torn, with its silence; a rollback is an arc; entries left behind are hatched."""
+    page = watched.open("/sessions/trip-lisbon")
+    tape = page.locator(".tape svg")
+    expect(tape.locator(".torn.died")).to_have_count(1)
+    expect(tape.get_by_text("✗ died")).to_be_visible()
+    expect(tape.get_by_text("↩ rolled back to")).to_be_visible()
+    assert tape.locator(".hatched").count() >= 2
+    expect(tape.locator(".effect.failed")).to_have_count(1)
+    expect(tape.locator(".pin")).to_have_count(1)
+    tape.locator(".fork").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("trip-lisbon-cheap")
+
+
+@pytest.mark.parametrize("keys", [["1", "2", "3", "4"]])
+def test_tabs_have_keys(watched, url, keys):
+    """1 to 4 choose the tab, and the URL keeps it."""
+    page = watched.open("/sessions/trip-lisbon")
+    expect(page.get_by_role("slider")).to_be_visible()
+    for key, name in zip(keys, ["State", "Diff", "Messages", "Raw"], strict=True):
+        page.keyboard.press(key)
+        expect(page.get_by_role("tab", name=name)).to_have_attribute("aria-selected", "true")
+
+
+def test_prefix_of_an_id_becomes_the_id(watched, url):
+    """A unique beginning of an id opens the session, and the URL names it whole."""
+    page = watched.open("/sessions/lesson")
+    expect(page).to_have_url(f"{url}/sessions/lesson-2207")
+
+
+def test_unknown_id_says_what_may_have_happened(watched):
+    """An unknown session is told apart from an error, with ways to look for it."""
+    watched.expected = ["404"]
+    page = watched.open("/sessions/never-was")
+    expect(page.get_by_role("heading", level=1)).to_have_text("There is no session never-was here")
+    expect(page.get_by_text("saveslot audit never-was")).to_be_visible()
