@@ -99,7 +99,7 @@ test("a notch grows with what changed, up to 30 pixels; a name shrinks to what i
   assert.deepEqual([200, 70, 30].map((width) => ownerLabel("runner-10:9120", width)), ["runner-10:9120", "runner-10", ""]);
 });
 
-test("10,000 entries are laid out in under a second", () => {
+test("a log of 10,000 entries has a place for each", () => {
   const log = Array.from({ length: 10_000 }, (_, i) => entry(i + 1, i * 2, "checkpoint", { owner: "a:1" }));
   assert.equal(layout(story(log), { width: 1400, state: "active" }).xs.length, 10_000);
 });

@@ -1,0 +1,135 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+globalThis.localStorage = { getItem: () => null, setItem() {} };
+globalThis.document = { addEventListener() {}, documentElement: { dataset: {} }, hidden: false };
+globalThis.location = new URL("http://127.0.0.1:7788/");
+globalThis.addEventListener = () => {};
+globalThis.setInterval = () => 0;
+
+const page = "../../../src/saveslot/server/page";
+const { effect, flush, memo, signal } = await import(`${page}/view.js`);
+const { clipped, dotted, plain, size, span } = await import(`${page}/format.js`);
+const query = await import(`${page}/query.js`);
+const { placed } = await import(`${page}/states.js`);
+const { since } = await import(`${page}/messages.js`);
+const { rows } = await import(`${page}/log.js`);
+const { story } = await import(`${page}/entries.js`);
+const { treeRows } = await import(`${page}/tree.js`);
+const { wordDiff } = await import(`${page}/words.js`);
+const { grouped, needs } = await import(`${page}/now.js`);
+const { eventFilters } = await import(`${page}/events.js`);
+const { quoted } = await import(`${page}/copy.js`);
+
+test("an effect runs again once after several changes, and not at all after it was ended", () => {
+  const [a, b] = [signal(1), signal(2)];
+  const seen = [];
+  const stop = effect(() => seen.push(a.value + b.value));
+  a.value = 5;
+  b.value = 6;
+  flush();
+  assert.deepEqual(seen, [3, 11]);
+  stop();
+  a.value = 0;
+  flush();
+  assert.deepEqual(seen, [3, 11]);
+});
+
+test("an effect depends on what it read the last time only", () => {
+  const [which, a, b] = [signal(true), signal(1), signal(2)];
+  let runs = 0;
+  effect(() => (runs++, which.value ? a.value : b.value));
+  b.value = 9;
+  flush();
+  assert.equal(runs, 1);
+  which.value = false;
+  flush();
+  a.value = 7;
+  flush();
+  assert.equal(runs, 2);
+});
+
+test("memo computes again only for other arguments", () => {
+  let runs = 0;
+  const double = memo((n) => (runs++, n * 2));
+  assert.deepEqual([double(2), double(2), double(3), runs], [4, 4, 6, 2]);
+});
+
+test("what cannot be seen is spelled out, and long text is cut", () => {
+  assert.equal(plain("a\u202eb\u0000c\u200b\ud800"), "a\\u202eb\\u0000c\\u200b\\ud800");
+  assert.equal(plain("tab\tline\n€ 😀"), "tab\tline\n€ 😀");
+  assert.equal(clipped("x".repeat(5000)).length, 2001);
+  assert.deepEqual([dotted("/bookings/1/a~1b"), dotted("")], ["bookings[1].a/b", "(all)"]);
+});
+
+test("numbers read as people write them", () => {
+  assert.deepEqual([size(999), size(1500), size(123_456_789)], ["999 B", "1.5 KB", "123 MB"]);
+  assert.deepEqual([span(0.025), span(6.2), span(48), span(259), span(10_920)], ["25 ms", "6.2 s", "48 s", "4 m 19 s", "3 h 02 m"]);
+});
+
+test("a query and its text are the same thing", () => {
+  const text = 'state:failed label:env=prod user:"anna b" timeout';
+  assert.equal(query.print(query.parse(text)), 'state:failed user:"anna b" label:env=prod timeout');
+  assert.deepEqual(query.parse("state:sleeping"), { text: ["state:sleeping"] });
+  assert.deepEqual(query.toApi(query.parse("state:orphaned agent:tutor")).orphaned, true);
+  assert.deepEqual(query.toCli(query.parse("state:failed x")), ["--state", "failed", "--text", "x"]);
+});
+
+test("operations at the end of a list get the index that they lead to", () => {
+  const operations = [{ op: "add", path: "/m/-", value: 1 }, { op: "add", path: "/m/-", value: 2 }];
+  assert.deepEqual(placed(operations, { m: [0, 1, 2] }).map(({ path }) => path), ["/m/1", "/m/2"]);
+});
+
+const entry = (seq, kind, more = {}) => ({ seq, kind, name: kind, at: new Date(seq * 1000).toISOString(), bytes: 1, owner: null, forks: [], changed: [], ...more });
+
+test("messages know since which entry they are there, across a rollback", () => {
+  const log = story([
+    entry(1, "checkpoint", { changed: ["+messages"] }),
+    entry(2, "checkpoint", { changed: ["messages +2"] }),
+    entry(3, "checkpoint", { changed: ["messages +1"] }),
+    entry(4, "rollback", { to: { seq: 1, name: "x" } }),
+    entry(5, "checkpoint", { changed: ["messages +1"] }),
+  ]);
+  assert.deepEqual(since(log, 2, "messages", 4), [1, 2, 2, 3]);
+  assert.deepEqual(since(log, 4, "messages", 2), [1, 5]);
+});
+
+test("rows of a log lie below each other, a death has one of its own", () => {
+  const log = story([
+    entry(1, "taken", { owner: "a" }),
+    entry(2, "checkpoint", { owner: "a", changed: ["+x"] }),
+    entry(30, "claimed", { owner: "b", from: { worker: "a", silent_since: new Date(5000).toISOString() } }),
+  ]);
+  const all = rows(log, false);
+  assert.deepEqual(all.map(({ died }) => died), [0, 0, 25, 0]);
+  all.slice(1).forEach((row, i) => assert.equal(row.top, all[i].top + all[i].height));
+  assert.equal(rows(log, true).length, 1);
+});
+
+test("a tree marks what changed in place and folds the rest of a list", () => {
+  const state = { list: [1, 2, 3, 4], left: 42, same: { deep: 1 } };
+  const operations = [{ op: "add", path: "/list/3", value: 4 }, { op: "replace", path: "/left", value: 42, old: 488 }, { op: "remove", path: "/notes", old: "n" }];
+  const signs = treeRows(state, operations, { fold: true, toggled: new Set() }).map(({ label, sign, same }) => (same ? same.join("–") : `${sign}${label}`));
+  assert.deepEqual(signs, ["list", "0–2", "+3", "~left", "same", "−notes"]);
+});
+
+test("words that stayed are not marked", () => {
+  assert.deepEqual(wordDiff("direct, with a stop", "direct, without a stop"), [
+    { kind: "same", text: "direct, " }, { kind: "old", text: "with" }, { kind: "new", text: "without" }, { kind: "same", text: " a stop" },
+  ]);
+});
+
+test("orphans come before failures, and more than three of one reason are one row", () => {
+  const item = (id, state, reason) => ({ session_id: id, state, reason, agent_type: "a", last_owner: "w", since: "2026-01-01T00:00:00Z" });
+  const all = needs({ items: [item("f1", "failed", "x"), item("o", "orphaned", ""), ...[2, 3, 4].map((n) => item(`f${n}`, "failed", "x"))] }, []);
+  assert.deepEqual(all.map(({ id }) => id), ["o", "f1", "f2", "f3", "f4"]);
+  assert.deepEqual(grouped(all).map(({ need, more }) => [need.id, more]), [["o", 0], ["f1", 3]]);
+});
+
+test("events are filtered by tokens, and a bare word is a session", () => {
+  assert.deepEqual(eventFilters("kind:failed lesson-1 agent:tutor"), { kind: ["failed"], session_id: ["lesson-1"], agent_type: ["tutor"] });
+});
+
+test("what is copied is one word of a shell, whatever it holds", () => {
+  assert.deepEqual([quoted("a@3"), quoted("it's $HOME")], ["a@3", `'it'\\''s $HOME'`]);
+});
