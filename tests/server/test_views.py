@@ -91,3 +91,17 @@ def test_comparisons(filled):
     assert (found["summary"]["operations"], found["truncated"], found["next"]) == (1, False, None)
     other = filled.request("GET", "/v1/sessions/a%2Fb/diff?a=2&b=latest&session_b=none")
     assert other.status == 404
+
+
+def test_figures(filled):
+    """Overview, stats, buckets, storage and analytics answer, and refuse what makes no sense."""
+    assert filled.request("GET", "/v1/sessions/a%2Fb/buckets?n=3").json["entries"] == 6
+    stats = filled.request("GET", "/v1/stats").json
+    assert (stats["sessions"], stats["by_state"]["active"], stats["workers"], stats["late"]) == (1, 1, [], 0)
+    assert {"60s", "1h", "24h"} == set(stats["rates"])
+    assert sum(bucket["checkpoints"] for bucket in filled.request("GET", "/v1/stats/buckets").json["items"]) == 2
+    assert filled.request("GET", "/v1/stats/buckets?bucket=1&since=86400").status == 422
+    assert filled.request("GET", "/v1/storage").json["by_agent_type"][0]["agent_type"] == "tutor"
+    analytics = filled.request("GET", "/v1/analytics?first=created&then=one").json
+    assert analytics["between"]["count"] == 1
+    assert filled.request("GET", "/v1/analytics?first=created").status == 422

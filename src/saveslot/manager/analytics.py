@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 import msgspec
@@ -27,6 +27,10 @@ BUCKETS, PIECES = (60, 300, 3600, 6 * 3600, 86_400, 7 * 86_400), 60
 # Maximum buckets: more is a caller's mistake, and megabytes of zeros.
 MOST_PIECES = 10_000
 SECOND = 1_000_000
+# Weekday of the first day of 1970, Monday being 0.
+THURSDAY = 3
+# Names in a funnel; buckets of a histogram per doubling.
+STAGES, FINE = 50, 3
 # Maximum entries in a sample, per session of its maximum.
 PER_SESSION = 10
 # Failed sessions whose reasons are read.
@@ -166,7 +170,51 @@ def analysed(sample: Sample, between: tuple[str, str] | None, bucket: Span | Non
         "durations": {state: _spread(times, SECOND) for state, times in durations.items()},
         "between": None if between is None else {"from": between[0], "to": between[1], **_spread(spans, SECOND)},
         "rate": _rate([at for _, at in saved], bucket),
+        "heatmap": _heatmap(at for _, at in saved),
+        "funnel": _funnel(sessions),
+        "histograms": {
+            "bytes_per_session": _histogram(weights),
+            "between": _histogram(spans, SECOND),
+            **{f"until_{state}": _histogram(times, SECOND) for state, times in durations.items()},
+        },
     }
+
+
+def _heatmap(times: Iterable[int]) -> list[list[int]]:
+    """Count checkpoints by weekday, Monday first, and hour, UTC."""
+    hours = [[0] * 24 for _ in range(7)]
+    for at in times:
+        hour = at // (3600 * SECOND)
+        hours[(hour // 24 + THURSDAY) % 7][hour % 24] += 1
+    return hours
+
+
+def _funnel(sessions: Sequence[Sampled]) -> list[Data]:
+    """Count the sessions that reached each name, and those that failed at the name before; the most reached first.
+
+    Names that as many sessions reached are in the order in which these reached them.
+    """
+    reached: Counter[str] = Counter()
+    lost: Counter[str] = Counter()
+    order: Counter[str] = Counter()
+    for session in sessions:
+        names = list(dict.fromkeys(entry.name for entry in session.log if entry.kind in CHECKPOINTS))
+        reached.update(names)
+        order.update({name: place for place, name in enumerate(names)})
+        if session.state == "failed" and names:
+            lost[names[-1]] += 1
+    ordered = sorted(reached, key=lambda name: (-reached[name], order[name] / reached[name]))[:STAGES]
+    return [{"name": name, "reached": reached[name], "failed_after": lost[name]} for name in ordered]
+
+
+def _histogram(values: list[int], unit: int = 1) -> list[Data]:
+    """Count values in buckets of a third of an octave, from the smallest to the largest; 0 and less in the first."""
+    if not values:
+        return []
+    counts = Counter(math.floor(math.log2(max(value, 1)) * FINE) for value in values)
+    first, last = min(counts), max(counts)
+    edge = [2 ** (n / FINE) / unit for n in range(first, last + 2)]
+    return [{"from": edge[n], "to": edge[n + 1], "count": counts[first + n]} for n in range(last - first + 1)]
 
 
 def _between(log: list[Entry], first: str, then: str) -> Iterator[int]:

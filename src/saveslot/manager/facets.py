@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 
 import msgspec
 from msgspec.structs import replace
@@ -18,7 +17,7 @@ from msgspec.structs import replace
 from saveslot.manager.rows import each
 from saveslot.session.engine import Space
 from saveslot.stores.around.cached import Level, Questions
-from saveslot.values.answers import Answer
+from saveslot.values.answers import Answer, Time
 from saveslot.values.checks import Span
 from saveslot.values.lifecycle import FAILED, SessionState
 from saveslot.values.log import Counts, Head, Query, Row, moment
@@ -38,7 +37,7 @@ FRESH = 2.0
 
 
 class Bucket(Answer, frozen=True):
-    start: datetime
+    start: Time
     all: int
     failed: int
 
@@ -55,7 +54,7 @@ class LookedAt(Answer, frozen=True):
 
     sessions: int
     of: int
-    since: datetime | None
+    since: Time | None
 
 
 class Facets(Answer, frozen=True):
@@ -67,7 +66,7 @@ class Facets(Answer, frozen=True):
     by_seen: dict[str, int]  # under_1m, under_1h, older
     created: Created
     looked_at: LookedAt
-    as_of: datetime | None
+    as_of: Time | None
 
 
 async def facets(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Literal, TypeVar
 
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from saveslot.errors import Corrupt
 from saveslot.session.engine import Space
 from saveslot.session.timeline import note_of
 from saveslot.session.vault import OPEN_KINDS
-from saveslot.values.answers import Answer
+from saveslot.values.answers import Answer, Time
 from saveslot.values.checks import Span, as_count, as_label, now
 from saveslot.values.kinds import TAKING_KINDS, Kind
 from saveslot.values.lifecycle import SessionState
@@ -40,7 +40,7 @@ class Trouble(Answer, frozen=True):
     state: Literal["failed", "orphaned"]
     reason: str  # the error; empty for an orphan whose owner just went silent
     last_owner: str  # the worker that held it last; empty if none did
-    since: datetime  # when it failed or was left, or its owner's last heartbeat
+    since: Time  # when it failed or was left, or its owner's last heartbeat
 
 
 class Reason(Answer, frozen=True):
@@ -48,7 +48,7 @@ class Reason(Answer, frozen=True):
 
     reason: str
     sessions: int
-    newest: datetime
+    newest: Time
 
 
 class LookedAt(Answer, frozen=True):
@@ -65,14 +65,14 @@ class Failures(Answer, frozen=True):
     next: str | None
     reasons: list[Reason]  # of the failed ones, the most frequent first
     looked_at: LookedAt
-    as_of: datetime
+    as_of: Time
 
 
 class End(Answer, frozen=True):
     """How a session failed, or how its owner left it."""
 
     reason: str
-    at: datetime
+    at: Time
 
 
 async def failures(sessions: Space, *, since: Span = DAY, agent_type: str | None = None, limit: int = 100) -> Failures:

@@ -26,7 +26,7 @@ from saveslot.session.steps import AGAIN, RETRY, Journal
 from saveslot.session.timeline import Timeline, note_of, visible
 from saveslot.session.vault import OPEN_KINDS
 from saveslot.stores import Store
-from saveslot.values.answers import Answer
+from saveslot.values.answers import Answer, Time
 from saveslot.values.checks import Data, as_count
 from saveslot.values.kinds import (
     DATA_KINDS,
@@ -71,7 +71,7 @@ class StepMark(Answer, frozen=True):
     key: str | None
     mode: Literal["at_most_once", "idempotent"]
     status: StepStatus
-    started_at: datetime | None  # an idempotent step does not journal its start
+    started_at: Time | None  # an idempotent step does not journal its start
     duration_s: float | None
     error: str
     attempt: int
@@ -89,7 +89,7 @@ class Former(Answer, frozen=True):
     """The worker that died, and its last heartbeat."""
 
     worker: str
-    silent_since: datetime | None
+    silent_since: Time | None
 
 
 class ForkLine(Answer, frozen=True):
@@ -107,7 +107,7 @@ class LogEntry(Answer, frozen=True):
     version: str
     kind: str
     name: str
-    at: datetime
+    at: Time
     bytes: int  # as stored
     owner: str | None  # the worker that held the session when it was written
     fence: int
@@ -163,7 +163,7 @@ async def log_page(
     if first > last:
         return _page(head, [], first)
     parts = await Parts.read(sessions, head, first, last)
-    forks = await _forks(sessions, id)
+    forks = await forks_of(sessions, id)
     compared = await _compared(sessions, head, parts) if changed and not parts.sealed else {}
     return _page(head, list(_lines(parts, forks, compared)), first)
 
@@ -290,8 +290,8 @@ def _lines(parts: Parts, forks: Mapping[int, list[ForkLine]], compared: Mapping[
             entry.kind in DATA_KINDS and entry.seq not in shown,
             notes.damaged.get(entry.seq, ""),
             marks.get(entry.seq),
-            _target(entry, note, session_id),
-            _former(entry, note),
+            target_of(entry, note, session_id),
+            former_of(entry, note),
             forks.get(entry.seq, []),
             entry.request[:16].hex() if notes.readable(entry) else "",
         )
@@ -329,12 +329,12 @@ def _lease_change(entry: Entry, before: bytes | None) -> LeaseChange | None:
     return "released" if ended or entry.kind is Kind.RELEASED else None
 
 
-def _target(entry: Entry, note: Any, session_id: str) -> Target | None:
+def target_of(entry: Entry, note: Any, session_id: str) -> Target | None:
     place = elsewhere(str(note.get("to", ""))) if entry.kind is Kind.ROLLBACK else None
     return None if place is None or place[0] != session_id else Target(place[1], str(note.get("name", "")))
 
 
-def _former(entry: Entry, note: Any) -> Former | None:
+def former_of(entry: Entry, note: Any) -> Former | None:
     if entry.kind is not Kind.CLAIMED:
         return None
     silent = note.get("silent_since")
@@ -427,7 +427,7 @@ def step_status(entry: Entry, note: Data, *, held: bool) -> StepStatus:
             return "retry" if note.get(RETRY) else "retrying" if note.get(AGAIN) else "failed"
 
 
-async def _forks(sessions: Space, id: str) -> dict[int, list[ForkLine]]:
+async def forks_of(sessions: Space, id: str) -> dict[int, list[ForkLine]]:
     """Return the newest forks of a session, by the entry that each continues from."""
     vault = sessions.engine.vault
     rows = await vault.find(Query(namespace=sessions.namespace, entry={FORKED: id}), None, FORKS)

@@ -15,7 +15,7 @@ from saveslot.session.engine import Space
 from saveslot.session.lookup import with_a_fresh_head
 from saveslot.session.steps import Journal
 from saveslot.session.timeline import note_of
-from saveslot.values.answers import Answer
+from saveslot.values.answers import Answer, Time
 from saveslot.values.kinds import STEP_KINDS, TAKING_KINDS
 from saveslot.values.lifecycle import SessionState, follow
 from saveslot.values.log import NO_WORKER, Entry, Head, Query, Wanted, micros, moment
@@ -36,7 +36,7 @@ class Place(Answer, frozen=True):
 
     seq: int
     name: str
-    at: datetime
+    at: Time
 
 
 class OpenStep(Answer, frozen=True):
@@ -44,7 +44,7 @@ class OpenStep(Answer, frozen=True):
 
     name: str
     key: str | None
-    started_at: datetime
+    started_at: Time
     owner: str
     idempotency_key: str
 
@@ -64,7 +64,7 @@ class OwnerNow(Answer, frozen=True):
 
     worker: str  # empty if it left by an exception
     left_s: float
-    silent_since: datetime | None  # its last heartbeat
+    silent_since: Time | None  # its last heartbeat
     late: bool  # silent for more than half of its TTL
 
 
@@ -74,11 +74,11 @@ class Outlook(Answer, frozen=True):
     goes_on_from: Place | None
     steps: Steps
     owner: OwnerNow | None
-    orphaned_since: datetime | None  # the last heartbeat of a dead owner, or when it left by an exception
+    orphaned_since: Time | None  # the last heartbeat of a dead owner, or when it left by an exception
     failure: End | None
     reason_today_count: int | None  # sessions that failed for the same reason within 24 h, of those looked at
     attempts: int  # failed ones since the last new checkpoint or finished step
-    next_attempt_at: datetime | None  # `claim` leaves an orphan alone until then
+    next_attempt_at: Time | None  # `claim` leaves an orphan alone until then
     allowed: list[str]
     refused: dict[str, str]  # verb: why
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime
 from itertools import product
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from saveslot.session.lookup import about_of
 from saveslot.session.model import AgentSession
 from saveslot.stores.around.cached import MAX_AGE, Level
 from saveslot.values import refs
-from saveslot.values.answers import Answer
+from saveslot.values.answers import Answer, Time
 from saveslot.values.checks import Span, as_count
 from saveslot.values.kinds import Kind
 from saveslot.values.lifecycle import SessionState
@@ -37,7 +36,7 @@ class Newest(Answer, frozen=True):
     seq: int
     name: str
     kind: str
-    at: datetime
+    at: Time
 
 
 class Row(Answer, frozen=True):

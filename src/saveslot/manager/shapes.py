@@ -16,7 +16,7 @@ from saveslot.errors import Corrupt, InvalidInput
 from saveslot.manager.failures import is_orphan
 from saveslot.manager.log_pages import Notes, Owners
 from saveslot.session.engine import Space
-from saveslot.values.answers import Answer
+from saveslot.values.answers import Answer, Time
 from saveslot.values.checks import Data, as_texts
 from saveslot.values.kinds import Kind
 from saveslot.values.log import Entry, Head, Wanted, micros, moment
@@ -49,7 +49,7 @@ class Shape(Answer, frozen=True):
     id: str
     state: str
     orphaned: bool
-    created_at: datetime
+    created_at: Time
     owners: list[str]  # in order of appearance
     marks: list[Mark]  # oldest first
     from_seq: int  # the first entry that is drawn; more than 1 in a longer log

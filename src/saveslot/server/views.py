@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from asyncio import gather
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
+from saveslot.errors import InvalidInput
+from saveslot.manager.activity import PIECES, Buckets, Overview, Pulse, buckets, overview, pulse
+from saveslot.manager.analytics import SAMPLE
+from saveslot.manager.facets import FRESH
 from saveslot.manager.failures import Failures, failures
 from saveslot.manager.log_pages import MOST, PAGE, LogPage, log_page
 from saveslot.manager.outlook import Outlook, outlook
 from saveslot.manager.shapes import MOST as SHAPES, Shape, shapes
+from saveslot.manager.storage import Storage, storage
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
 from saveslot.server.v1.conditions import UNLESS, unchanged
+from saveslot.server.v1.sessions import labelled
+from saveslot.values.answers import Time
+from saveslot.values.lifecycle import SessionState
 
 TAG = "views"
 
@@ -73,6 +82,83 @@ async def show_failures(call: Call) -> Response:
     return call.json(found.to_dict())
 
 
+class OverviewQuery(Struct, forbid_unknown_fields=True):
+    n: Annotated[int, Meta(ge=1, le=PIECES, description="Pieces, at most.")] = 120
+
+
+async def show_overview(call: Call) -> Response:
+    query: OverviewQuery = call.query
+    return call.json((await overview(call.sessions, call.path["id"], n=query.n)).to_dict())
+
+
+class Stats(Pulse, frozen=True):
+    """A namespace in numbers. `entries` and `stored_bytes` are of the whole store."""
+
+    sessions: int
+    by_state: dict[str, int]
+    by_agent_type: dict[str, int]
+    held: int
+    orphaned: int
+    entries: int
+    stored_bytes: int
+    worker: dict[str, Any] | None  # of this server
+    keeper: dict[str, Any]  # of this server
+
+
+async def show_stats(call: Call) -> Response:
+    known, now = await gather(call.sessions.stats(level="cached", max_age=FRESH), pulse(call.sessions))
+    return call.json({**known, **now.to_dict()})
+
+
+class BucketsQuery(Struct, forbid_unknown_fields=True):
+    bucket: Annotated[float, Meta(ge=1, description="Seconds of each.")] = 60
+    since: Annotated[float, Meta(ge=0, description="Seconds back.")] = 3600
+    agent_type: str | None = None
+
+
+async def show_buckets(call: Call) -> Response:
+    query: BucketsQuery = call.query
+    found = await buckets(call.sessions, bucket=query.bucket, since=query.since, agent_type=query.agent_type)
+    return call.json(found.to_dict())
+
+
+async def show_storage(call: Call) -> Response:
+    return call.json((await storage(call.sessions, await call.sessions.metrics())).to_dict())
+
+
+class AnalyticsQuery(Struct, forbid_unknown_fields=True):
+    agent_type: str | None = None
+    user_id: str | None = None
+    state: SessionState | None = None
+    label: Annotated[list[str], Meta(description="NAME=VALUE, repeatable.")] = []
+    text: str | None = None
+    since: Annotated[Time | None, Meta(description="Sessions created after this.")] = None
+    until: Annotated[Time | None, Meta(description="Sessions created before this.")] = None
+    first: Annotated[str | None, Meta(description="With `then`: seconds from each entry of this name …")] = None
+    then: Annotated[str | None, Meta(description="… to the next one of this name.")] = None
+    bucket: Annotated[float, Meta(ge=1, description="Seconds that `rate` counts in.")] | None = None
+    sample: Annotated[int, Meta(ge=1, le=SAMPLE, description="Newest sessions that are read.")] = SAMPLE
+
+
+async def show_analytics(call: Call) -> Response:
+    query: AnalyticsQuery = call.query
+    if (query.first is None) != (query.then is None):
+        raise InvalidInput("then", "goes with first: pass both names, or none")
+    found = await call.sessions.analytics(
+        agent_type=query.agent_type,
+        user_id=query.user_id,
+        state=query.state,
+        labels=labelled(query.label, "label"),
+        created_after=query.since,
+        created_before=query.until,
+        text=query.text,
+        between=None if query.first is None or query.then is None else (query.first, query.then),
+        bucket=query.bucket,
+        sample=query.sample,
+    )
+    return call.json(found)
+
+
 ROUTES = [
     Route(
         "GET",
@@ -117,5 +203,56 @@ ROUTES = [
         gives=Failures,
         query=FailuresQuery,
         tag=TAG,
+    ),
+    Route(
+        "GET",
+        "/v1/sessions/{id}/buckets",
+        "read",
+        show_overview,
+        "A session's whole log in a few pieces, and the entries at which it changed hands, direction or state.",
+        gives=Overview,
+        query=OverviewQuery,
+        tag=TAG,
+    ),
+    Route(
+        "GET",
+        "/v1/stats",
+        "read",
+        show_stats,
+        "Sessions by state and agent type, workers, rates; a few seconds old at most.",
+        gives=Stats,
+        tag=TAG,
+        description="Rates are of the sessions created last and those held, as `looked_at` says.",
+    ),
+    Route(
+        "GET",
+        "/v1/stats/buckets",
+        "read",
+        show_buckets,
+        "What was written, by time: checkpoints, bytes, sessions created, ended, failed and claimed.",
+        gives=Buckets,
+        query=BucketsQuery,
+        tag=TAG,
+        description="Of the sessions created last and those held, as `looked_at` says.",
+    ),
+    Route(
+        "GET",
+        "/v1/storage",
+        "read",
+        show_storage,
+        "Where the bytes are: by sort, agent type and day; and the tiers of the store.",
+        gives=Storage,
+        tag=TAG,
+    ),
+    Route(
+        "GET",
+        "/v1/analytics",
+        "read",
+        show_analytics,
+        "Statistics over many sessions: names, times, sizes, rates, how far they get and why they fail.",
+        gives=dict[str, Any],
+        query=AnalyticsQuery,
+        tag=TAG,
+        description="Entries are of the newest sessions, as `looked_at` says.",
     ),
 ]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import fields
+
+# In JSON, ISO 8601 text.
+Time = Annotated[datetime, Meta(extra_json_schema={"format": "date-time"})]
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -25,6 +29,10 @@ def _plain(value: Any) -> Any:
         case list():
             items = cast("list[Any]", value)
             return [_plain(item) for item in items] if items and isinstance(items[0], msgspec.Struct) else items
+        case dict():
+            members = cast("dict[str, Any]", value)
+            inside = isinstance(next(iter(members.values()), None), Answer)
+            return {name: _plain(item) for name, item in members.items()} if inside else members
         case msgspec.Struct():
             return msgspec.to_builtins(value)
         case _:

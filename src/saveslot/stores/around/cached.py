@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -122,8 +122,9 @@ async def _asked(ask: Callable[[], Awaitable[T]]) -> T:
     return await ask()
 
 
-def _weight(answer: list[Head | None] | list[Row] | Counts) -> int:
-    if isinstance(answer, Counts):
+def _weight(answer: object) -> int:
+    if not isinstance(answer, list):
         return EACH
-    rows = [item.row if isinstance(item, Head) else item for item in answer if item is not None]
+    items = cast("list[Head | Row | None]", answer)
+    rows = [item.row if isinstance(item, Head) else item for item in items if item is not None]
     return EACH + sum(EACH + len(row.body) for row in rows)
