@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,14 @@ from hypothesis import settings
 import saveslot
 from saveslot import AgentSession, SessionManager
 from saveslot.stores import Store
+from saveslot.stores.http import HttpStore
 from saveslot.stores.memory import MemoryStore
 from saveslot.stores.postgres import PostgresStore
 from saveslot.stores.sqlite import SqliteStore
 
 pytest.register_assert_rewrite("tests.harness")
+from tests.harness.served import Serving  # noqa: E402  (after the line above, or asserts say little)
+
 # Processes that tests start, such as multiprocessing's fork server, import this src and tests.harness too.
 SOURCE, ROOT = Path(saveslot.__file__).parents[1], Path(__file__).parents[1]
 pytest_plugins = ["tests.harness.servers"]
@@ -45,7 +48,10 @@ ABOVE_THE_STORE = {"test_bad_arguments.py", "test_export.py", "test_steps.py", "
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.name in ABOVE_THE_STORE and "[postgres" in item.name:
+        costly = "[postgres" in item.name or "[http" in item.name
+        if costly and (
+            item.path.name in ABOVE_THE_STORE or ("[http" in item.name and item.path.parent.name != "manager")
+        ):
             item.add_marker(pytest.mark.long)
 
 
@@ -69,21 +75,38 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-async def place(request, tmp_path) -> str:
+@pytest.fixture(scope="session")
+def serving() -> Iterator[Serving]:
+    with Serving() as serving:
+        yield serving
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres", "http"])
+async def place(request, tmp_path) -> AsyncIterator[str]:
     """The URL of an empty store."""
     if request.param == "postgres":
-        return await request.getfixturevalue("servers").emptied()
-    return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path / 's.db'}"
+        yield await request.getfixturevalue("servers").emptied()
+    elif request.param == "http":
+        serving: Serving = request.getfixturevalue("serving")
+        yield serving.serve(lambda: SqliteStore.open(str(tmp_path / "s.db")))
+        serving.stop()
+    else:
+        yield "memory:" if request.param == "memory" else f"sqlite:///{tmp_path / 's.db'}"
 
 
 @pytest.fixture
-async def stores(place, tmp_path, clock) -> AsyncIterator[list[Store]]:
-    """Two handles on one store; on SQLite and PostgreSQL each with connections of its own, as two processes have."""
+async def stores(request, place, tmp_path, clock) -> AsyncIterator[list[Store]]:
+    """Two handles on one store; all but memory's with connections of their own, as two processes have; over HTTP, at
+    two servers.
+    """
     if place == "memory:":
         opened: list[Store] = [MemoryStore(clock)] * 2
     elif place.startswith("sqlite:"):
         opened = [await SqliteStore.open(str(tmp_path / "s.db"), clock) for _ in range(2)]
+    elif place.startswith("http:"):
+        serving: Serving = request.getfixturevalue("serving")
+        urls = [serving.serve(lambda: SqliteStore.open(str(tmp_path / "s.db"), clock)) for _ in range(2)]
+        opened = [await HttpStore.open(url) for url in urls]
     else:
         opened = [await PostgresStore.open(place, clock) for _ in range(2)]
     yield opened

@@ -28,7 +28,9 @@ async def test_reprs_name_session_and_store(place):
             assert repr(held) == "<Held lesson-1 seq=3 fence=1>"
             assert held.id == "lesson-1"
         assert repr(held) == "<Held lesson-1 seq=4 fence=1 ended>"
-        kind = {"memory": "Memory", "sqlite": "Sqlite", "postgresql": "Postgres"}[place.partition(":")[0]]
+        kind = {"memory": "Memory", "sqlite": "Sqlite", "postgresql": "Postgres", "http": "Http"}[
+            place.partition(":")[0]
+        ]
         assert re.fullmatch(rf"<SessionManager school on <{kind}Store.*>>", repr(sessions))
         assert repr(sessions.of("other")).startswith("<SessionManager other on <")
         assert repr(sessions.keeper) == "<Keeper school>"

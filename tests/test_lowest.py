@@ -30,6 +30,6 @@ def test_development_tools_are_not_published():
     """The extras are for users: test and benchmark tools are dependency groups, and `all` brings no test tools."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    services = {"cli", "crypto", "postgres", "server", "stack", "valkey", "yaml"}
+    services = {"cli", "crypto", "http", "postgres", "server", "stack", "valkey", "yaml"}
     assert set(extras) == services | {"all", "langgraph", "openai", "testing"}
     assert extras["all"] == ["saveslot[cli,postgres,valkey,yaml,crypto]"]

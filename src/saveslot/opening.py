@@ -23,8 +23,9 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
     """`async with saveslot.open() as sessions:` or `sessions = await saveslot.open()`, then `await sessions.close()`.
 
     `url` is the path of a SQLite file (`agents.db`), `postgresql://user@host/database`, `valkey://host` (sessions
-    expire `session_ttl_hours` after their last use) or `memory:`. The first write creates a missing file, or missing
-    tables; reading creates nothing. `hot`, such as `valkey://host`, adds a hot tier. Defaults come from the environment
+    expire `session_ttl_hours` after their last use), `memory:`, or a server's (`http://host:7788`), with the `token`
+    that it asks for (or `SAVESLOT_TOKEN`). The first write creates a missing file, or missing tables; reading creates
+    nothing. `hot`, such as `valkey://host`, adds a hot tier. Defaults come from the environment
     (`SAVESLOT_URL`, `SAVESLOT_HOT`, `SAVESLOT_NAMESPACE`) or `saveslot.toml`; the default store is a SQLite file in the
     user's data folder.
 
@@ -45,6 +46,7 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
         hot: str | None = None,
         namespace: str | None = None,
         encryption_key: codec.Keys | None = None,
+        token: str | None = None,
         session_ttl_hours: Span = 24,
         max_state_bytes: int = codec.MAX_STATE,
         worker_beat: Span = 5.0,
@@ -59,6 +61,7 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
         self._hot = resolved["hot"].value if "hot" in resolved else None
         if self._hot is not None and not self._hot.startswith(HOT):
             raise InvalidInput("hot", f"{self._hot!r} ({resolved['hot'].source}) is not a valkey:// or redis:// URL")
+        self._token = None if token is None else as_text(token, "token")
         self._options: dict[str, Any] = {
             "namespace": resolved["namespace"].value,
             "encryption_key": encryption_key if encryption_key is not None else _keys(resolved),
@@ -75,7 +78,7 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
 
     async def _open(self) -> SessionManager:
         ttl = as_span(self._options["session_ttl_hours"], "session_ttl_hours", 3600) * 3600
-        store = await open_store(self._url, ttl, patient=self._patient)
+        store = await open_store(self._url, ttl, token=self._token, patient=self._patient)
         try:
             if self._hot is not None:
                 from saveslot.stores.hot import TieredStore  # imported when it is used

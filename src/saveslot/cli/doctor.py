@@ -63,7 +63,7 @@ async def doctor(
 async def _examined(common: Common, step: Progress, *, repair: bool) -> AsyncGenerator[Finding]:
     backend = checkup(common.url)
     if backend is None:
-        raise InvalidInput("--store", f"doctor checks SQLite files, PostgreSQL and Valkey, not {common.place}")
+        raise InvalidInput("--store", f"doctor checks SQLite files, PostgreSQL, Valkey and servers, not {common.place}")
     common.require_file("nothing has been saved there yet")
     if repair and (repairs := repairing(common.url)) is not None and (rebuilt := await repairs.repair(common.url)):
         yield rebuilt

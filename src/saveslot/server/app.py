@@ -14,6 +14,7 @@ from saveslot.errors import InvalidInput, NotFound, SaveslotError
 from saveslot.manager import SessionManager
 from saveslot.server.call import Call
 from saveslot.server.guard import Rates, admit
+from saveslot.server.keys import Keys
 from saveslot.server.problem import Problem, problem, status_of
 from saveslot.server.routes import Routes, table
 from saveslot.server.tokens import Tokens
@@ -38,10 +39,12 @@ SAFE = {
 class Server:
     """The application over an open manager. It is closed by whoever opened it."""
 
-    def __init__(self, manager: SessionManager, tokens: Tokens, rates: Rates) -> None:
+    def __init__(self, manager: SessionManager, tokens: Tokens, rates: Rates, url: str = "memory:") -> None:
         self.manager = manager
         self.tokens = tokens
         self.rates = rates
+        self.url = url
+        self.keys = Keys(manager.engine.metered)
         self.routes = Routes(table())
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -90,4 +93,4 @@ class Server:
         if method not in methods:
             allowed = ", ".join(sorted(methods))
             raise Problem(405, InvalidInput("method", f"must be {allowed} here"), {"allow": allowed})
-        return Call(methods[method], request, values, self.manager, self.tokens, request_id)
+        return Call(methods[method], request, values, self.manager, self.tokens, self.keys, self.url, request_id)

@@ -13,9 +13,11 @@ from starlette.responses import Response
 from saveslot import codec
 from saveslot.errors import Corrupt, InvalidInput, TooLarge
 from saveslot.manager import SessionManager
+from saveslot.server.keys import Keys
 from saveslot.server.problem import Problem
 from saveslot.server.routes import Route
 from saveslot.server.tokens import Caller, Tokens
+from saveslot.stores import Store
 
 JSON = "application/json"
 # Containers around a state in an answer: a state may be nested as deep as any JSON that the codec writes.
@@ -32,6 +34,8 @@ class Call:
         path: Mapping[str, str],
         manager: SessionManager,
         tokens: Tokens,
+        keys: Keys,
+        url: str,
         request_id: str,
     ) -> None:
         self.route = route
@@ -44,6 +48,8 @@ class Call:
         self.content: Any = None  # an instance of `route.takes`
         self.manager = manager  # of the server's own namespace
         self.tokens = tokens
+        self.keys = keys
+        self.url = url  # of the store that this server serves
 
     @property
     def headers(self) -> Headers:
@@ -53,6 +59,11 @@ class Call:
     def sessions(self) -> SessionManager:
         """A manager of the namespace that the request names, which the guard has checked."""
         return self.manager.of(self.namespace)
+
+    @property
+    def store(self) -> Store:
+        """The store as it is: sealed sessions stay sealed."""
+        return self.manager.engine.metered
 
     @property
     def counts(self) -> bool:

@@ -13,7 +13,7 @@ import msgspec
 import uvicorn
 
 from saveslot.errors import InvalidInput, Unavailable
-from saveslot.opening import open as open_sessions
+from saveslot.opening import located, open as open_sessions
 from saveslot.server.app import Server
 from saveslot.server.feeds import end_streams
 from saveslot.server.guard import LOOPBACK, RATE, Rates
@@ -21,6 +21,10 @@ from saveslot.server.tokens import Tokens
 
 # Seconds that open requests get to finish after SIGTERM.
 GRACE = 10
+
+
+# Seconds that an idle connection is kept open.
+KEPT = 120
 
 
 class Uvicorn(uvicorn.Server):
@@ -55,7 +59,9 @@ async def serve(options: Options, ready: Callable[[str], None]) -> None:
         tokens = Tokens(sessions, required=options.token_required or not is_loopback(options.host))
         await tokens.start()
         try:
-            await _serve(options, Server(sessions, tokens, Rates(options.rate)), ready)
+            await _serve(
+                options, Server(sessions, tokens, Rates(options.rate), located(options.url)["url"].value), ready
+            )
         finally:
             await tokens.stop()
 
@@ -76,6 +82,7 @@ async def _serve(options: Options, app: Server, ready: Callable[[str], None]) ->
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=KEPT,
             timeout_graceful_shutdown=GRACE,
         )
         place = listening.getsockname()

@@ -31,7 +31,7 @@ from saveslot.errors import (
 )
 from saveslot.manager import SessionManager
 from saveslot.session.model import AgentSession
-from saveslot.stores.wire.loops import running
+from saveslot.stores.wire.loops import running, stopped
 from saveslot.values.checks import RESERVED, Data, as_name, as_time, now
 
 # What a caller must be allowed to do; each word includes the ones before it. `open` needs no token.
@@ -180,10 +180,7 @@ class Tokens:
         self._watching = running().create_task(self._watch())
 
     async def stop(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._watching
+        await stopped(self._watching)
         with suppress(SaveslotError):
             await self._record()
 

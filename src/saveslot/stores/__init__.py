@@ -148,10 +148,12 @@ BACKENDS = {
     "postgresql": "postgres",
     "postgres": "postgres",
     **dict.fromkeys(VALKEY, "valkey"),
+    "http": "http",
+    "https": "http",
 }
 
 
-KNOWN = "memory:, sqlite:///file.db, postgresql://user@host/database, valkey://host"
+KNOWN = "memory:, sqlite:///file.db, postgresql://user@host/database, valkey://host, http://host"
 # Two characters at least: C: is a drive of Windows.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
@@ -174,13 +176,16 @@ def backend(url: str) -> str:
     """The module from `BACKENDS` for a URL."""
     scheme, _, rest = url.partition(":")
     name = BACKENDS.get(scheme)
-    if name is None or (name == "valkey" and not rest.startswith("//")):
+    if name is None or (name in {"valkey", "http"} and not rest.startswith("//")):
         raise InvalidInput("url", f"{scheme if rest else url!r} names no store known to this version; use {KNOWN}")
     return name
 
 
-async def open_store(place: str | os.PathLike[str], ttl: float = DAY, *, patient: bool = True) -> Store:
-    """Open a store by its URL or path. `ttl`: seconds that sessions created here live unused (Valkey only).
+async def open_store(
+    place: str | os.PathLike[str], ttl: float = DAY, *, token: str | None = None, patient: bool = True
+) -> Store:
+    """Open a store by its URL or path. `ttl`: seconds that sessions created here live unused (Valkey only); `token`:
+    for a server, if its URL begins with http.
 
     Unless `patient`, give up within 2 s on a host that is unknown or refuses connections.
     """
@@ -197,6 +202,13 @@ async def open_store(place: str | os.PathLike[str], ttl: float = DAY, *, patient
                 raise InvalidInput("url", "PostgreSQL needs a driver: pip install 'saveslot[postgres]'") from None
 
             return await PostgresStore.open(url, patient=patient)
+        case "http":
+            try:
+                from saveslot.stores.http import HttpStore
+            except ModuleNotFoundError:
+                raise InvalidInput("url", "a server needs a client: pip install 'saveslot[http]'") from None
+
+            return await HttpStore.open(url, token, patient=patient)
         case "valkey":
             from saveslot.stores.valkey import ValkeyStore
 

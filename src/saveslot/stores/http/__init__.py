@@ -1,0 +1,148 @@
+"""A store behind a server: the ten primitives as requests to `/store`. Appends that are ready together share one.
+
+The manager above is the same as on a database, and so is the codec: a turn of a long session sends its change only, and
+with an encryption key the server sees no plain text.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from saveslot.errors import InvalidInput, SaveslotError, Unavailable, from_dict
+from saveslot.stores import Store, Traits
+from saveslot.stores.http import wire
+from saveslot.stores.http.servers import Servers
+from saveslot.stores.http.url import parse_url
+from saveslot.stores.wire.batches import Batches
+from saveslot.stores.wire.joining import Joining
+from saveslot.values.log import (
+    ALL,
+    Counts,
+    Entry,
+    Event,
+    Group,
+    Head,
+    Outcome,
+    Place,
+    Query,
+    Ref,
+    Row,
+    Sign,
+    Verdict,
+    Wanted,
+    Worker,
+    checked_together,
+)
+
+_DECODERS = {verb: wire.decoder(kind) for verb, kind in wire.ANSWERS.items()}
+
+
+class Refused(Verdict, kw_only=True):
+    """Stands for the verdict of a group that the server did not accept."""
+
+    error: SaveslotError
+
+
+class HttpStore(Store):
+    def __init__(self, servers: Servers, traits: Traits) -> None:
+        self._servers = servers
+        self.traits = traits
+        self.counters = servers.counters
+        self._batches = Batches(self._land, self.counters)
+        self._joining = Joining(self._heads, self.counters)
+        self._joining_states = Joining(partial(self._heads, state=True), self.counters)
+
+    @classmethod
+    async def open(cls, url: str, token: str | None = None, *, patient: bool = True) -> HttpStore:
+        """`token` comes from `SAVESLOT_TOKEN` if it is not given."""
+        servers = Servers(parse_url(url), token or os.environ.get("SAVESLOT_TOKEN"), patient=patient)
+        try:
+            hello: wire.Hello = _DECODERS["hello"].decode(await servers.call("hello", b""))
+        except BaseException:
+            await servers.close()
+            raise
+        return cls(servers, Traits(serial=hello.serial))
+
+    def __repr__(self) -> str:
+        return f"<HttpStore {self._servers}>"
+
+    async def _call(self, verb: str, request: wire.Request | None = None, **how: float | None) -> Any:
+        try:
+            body = b"" if request is None else wire.encode(request)
+        except (UnicodeEncodeError, OverflowError) as exc:
+            raise InvalidInput("argument", f"cannot be sent ({exc})") from exc
+        answer = await self._servers.call(verb, body, **how)
+        try:
+            return _DECODERS[verb].decode(answer)
+        except msgspec.MsgspecError as exc:
+            raise Unavailable(f"{self._servers} answers {verb} in another form ({exc}); compare versions") from exc
+
+    async def append(self, groups: Sequence[Group], *, together: bool = False) -> list[Verdict]:
+        if together:
+            verdicts = await self._batches.together(checked_together(groups), partial(self._land, together=True))
+        else:
+            verdicts = await self._batches.append(groups)
+        for verdict in verdicts:
+            if isinstance(verdict, Refused):
+                raise verdict.error
+        return verdicts
+
+    async def _land(self, groups: list[Group], *, together: bool = False) -> list[Verdict]:
+        answer: wire.Appended = await self._call("append", wire.Append(groups, together))
+        return [
+            Refused(Outcome.SKIPPED, error=from_dict(answer.refusals[place])) if verdict is None else verdict
+            for place, verdict in enumerate(answer.verdicts)
+        ]
+
+    async def heads(self, refs: Sequence[Ref], *, state: bool = False) -> list[Head | None]:
+        return await (self._joining_states if state else self._joining).answers(refs)
+
+    async def _heads(self, refs: Sequence[Ref], *, state: bool = False) -> list[Head | None]:
+        return await self._call("heads", wire.Heads(list(refs), state))
+
+    async def entries(self, key: bytes, wanted: Wanted = ALL) -> list[Entry]:
+        return await self._call("entries", wire.Entries(key, wanted))
+
+    async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
+        return await self._call("find", wire.Find(query, after, limit))
+
+    async def count(self, query: Query) -> Counts:
+        return await self._call("count", wire.Count(query))
+
+    async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
+        within = None if worker is None else worker.ttl / 3e6
+        return await self._call("beat", wire.Beat(list(signs), worker), within=within)
+
+    async def events(
+        self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
+    ) -> tuple[list[Event], str]:
+        wait = min(wait, wire.WATCH)
+        return await self._call("events", wire.Events(namespace, after, key, limit, wait), waits=wait)
+
+    async def empty(self, key: bytes, seqs: Sequence[int], *, notes: bool = False) -> int:
+        return await self._call("empty", wire.Empty(key, list(seqs), notes))
+
+    async def swap(self, key: bytes, before: bytes, after: bytes) -> bool:
+        return await self._call("swap", wire.Swap(key, before, after))
+
+    async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
+        return await self._call("purge", wire.Purge(list(keys), None if seen is None else list(seen)))
+
+    async def namespaces(self, most: int) -> list[str]:
+        """The first namespaces with sessions that the token includes, sorted."""
+        return await self._call("namespaces", wire.Namespaces(most))
+
+    async def tend(self) -> None:
+        await self._call("tend")
+
+    async def scrub(self, *, rewrite: bool = False) -> None:
+        await self._call("scrub", wire.Scrub(rewrite))
+
+    async def close(self) -> None:
+        await self._batches.close()
+        await self._servers.close()

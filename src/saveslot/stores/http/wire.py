@@ -1,0 +1,139 @@
+"""The requests and answers of `/store`, as msgpack of the log's own values: what a client sends, a server decodes.
+
+    POST /store/heads   82 a4 refs 91 c4 10 …      {"refs": [key], "state": false}
+
+A refusal of a whole request is problem+json, as everywhere on the server. Of appended groups, each has its own verdict
+or refusal, since they come from callers that do not know each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from saveslot.errors import SaveslotError, from_dict
+from saveslot.values.log import Counts, Entry, Event, Group, Head, Place, Query, Ref, Row, Sign, Verdict, Wanted, Worker
+
+T = TypeVar("T")
+
+MSGPACK = "application/msgpack"
+# Part of every path. It changes with the wire, so that client and server of different versions refuse each other.
+VERSION = "1"
+# Bytes of a request. A batch carries 1 MB of frames, unless one group alone has more.
+LARGEST = 64 << 20
+# Seconds that a watch waits at most in one request.
+WATCH = 20.0
+
+
+class Append(msgspec.Struct):
+    groups: list[Group]
+    together: bool = False
+
+
+class Appended(msgspec.Struct):
+    verdicts: list[Verdict | None]
+    refusals: dict[int, dict[str, Any]] = {}  # by place: the errors of groups without a verdict
+
+
+class Heads(msgspec.Struct):
+    refs: list[Ref]
+    state: bool = False
+
+
+class Entries(msgspec.Struct):
+    key: bytes
+    wanted: Wanted
+
+
+class Find(msgspec.Struct):
+    query: Query
+    after: Place | None
+    limit: int
+
+
+class Count(msgspec.Struct):
+    query: Query
+
+
+class Beat(msgspec.Struct):
+    signs: list[Sign]
+    worker: Worker | None = None
+
+
+class Events(msgspec.Struct):
+    namespace: str
+    after: str | None
+    key: bytes | None
+    limit: int
+    wait: float
+
+
+class Empty(msgspec.Struct):
+    key: bytes
+    seqs: list[int]
+    notes: bool
+
+
+class Swap(msgspec.Struct):
+    key: bytes
+    before: bytes
+    after: bytes
+
+
+class Purge(msgspec.Struct):
+    keys: list[bytes]
+    seen: list[bytes] | None
+
+
+class Scrub(msgspec.Struct):
+    rewrite: bool
+
+
+class Namespaces(msgspec.Struct):
+    most: int
+
+
+class Hello(msgspec.Struct):
+    """What a client learns when it opens the store."""
+
+    serial: bool
+
+
+Request = Append | Heads | Entries | Find | Count | Beat | Events | Empty | Swap | Purge | Scrub | Namespaces
+
+ANSWERS: dict[str, Any] = {
+    "append": Appended,
+    "heads": list[Head | None],
+    "entries": list[Entry],
+    "find": list[Row],
+    "count": Counts,
+    "beat": list[int],
+    "events": tuple[list[Event], str],
+    "empty": int,
+    "swap": bool,
+    "purge": list[int],
+    "namespaces": list[str],
+    "tend": None,
+    "scrub": None,
+    "hello": Hello,
+}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, SaveslotError):  # why a row is locked
+        return value.to_dict()
+    raise NotImplementedError(type(value).__name__)
+
+
+def _revived(kind: type, value: Any) -> Any:
+    if issubclass(kind, SaveslotError):
+        return from_dict(value)
+    raise NotImplementedError(kind.__name__)
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+
+
+def decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
+    return msgspec.msgpack.Decoder(kind, dec_hook=_revived)
