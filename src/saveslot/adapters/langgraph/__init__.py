@@ -1,4 +1,4 @@
-"""LangGraph on Saveslot: `SaveslotSaver`, a checkpointer whose threads are sessions. Extra: `langgraph`.
+"""LangGraph on Saveslot: `SaveslotSaver`, a checkpointer, and `SaveslotStore`, long-term memory. Extra: `langgraph`.
 
 async with SaveslotSaver.from_conn_string("agents.db") as saver:
     graph = builder.compile(checkpointer=saver)
@@ -12,5 +12,6 @@ LOWEST, BELOW = "4.3", "5"
 require("langgraph", "langgraph-checkpoint", LOWEST, BELOW)
 
 from saveslot.adapters.langgraph.saver import SaveslotSaver  # noqa: E402  (an older version lacks names it imports)
+from saveslot.adapters.langgraph.store import SaveslotStore  # noqa: E402
 
-__all__ = ["SaveslotSaver"]
+__all__ = ["SaveslotSaver", "SaveslotStore"]
