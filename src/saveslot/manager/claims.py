@@ -36,6 +36,9 @@ FIRST, LONGEST = 0.1, 1.0
 # Orphans looked at together at least: some may have to wait for their next attempt.
 LOOKED = 20
 
+# Registers a worker of its own for each session that is taken, in place of this process's.
+Register = Callable[[], Awaitable[Worker]]
+
 # A session to take, and its failed attempts so far.
 Candidate = tuple[Head, Log, int]
 
@@ -126,7 +129,7 @@ async def take(
     end = asyncio.get_running_loop().time() + as_span(wait, "wait")
     while True:
         try:
-            held = await _taken(sessions, session_id)
+            held = await taken(sessions, session_id)
             await held.__aenter__()
             _release_unheard(sessions, [held])
             return held
@@ -167,7 +170,7 @@ async def claim(
     end = asyncio.get_running_loop().time() + as_span(wait, "wait")
     pause = FIRST
     while True:
-        claimed = await _claimed(sessions, agent_type, limit, most, released=released)
+        claimed = await claimed_now(sessions, agent_type, limit, most, released=released)
         left = end - asyncio.get_running_loop().time()
         if claimed or left <= 0:
             _release_unheard(sessions, claimed)
@@ -230,7 +233,16 @@ async def _end(sessions: Space, drafts: Sequence[Draft]) -> None:
     await sessions.engine.vault.append([draft.group for draft in drafts])
 
 
-async def _claimed(sessions: Space, agent_type: str | None, limit: int, most: Limit, *, released: bool) -> list[Held]:
+async def claimed_now(
+    sessions: Space,
+    agent_type: str | None,
+    limit: int,
+    most: Limit,
+    *,
+    released: bool,
+    register: Register | None = None,
+) -> list[Held]:
+    """Take over what there is now, without waiting."""
     await sessions.engine.given_back()
     worker = await sessions.engine.alive()
     silent = Query(namespace=sessions.namespace, agent_type=agent_type, state=SessionState.ACTIVE.value, orphan_for=0)
@@ -238,12 +250,14 @@ async def _claimed(sessions: Space, agent_type: str | None, limit: int, most: Li
     claimed: list[Held] = []
     try:
         if sessions.namespace in worker.strays:  # a claim's answer was lost: no caller got its sessions
-            await _claim(sessions, replace(orphans, orphan_for=None, owner=worker.row.id), limit, most, claimed)
-        await _claim(sessions, orphans, limit, most, claimed)
+            await _claim(
+                sessions, replace(orphans, orphan_for=None, owner=worker.row.id), limit, most, claimed, register
+            )
+        await _claim(sessions, orphans, limit, most, claimed, register)
         if released and len(claimed) < limit:
-            await _claim(sessions, replace(orphans, orphan_for=None, unowned=True), limit, most, claimed)
+            await _claim(sessions, replace(orphans, orphan_for=None, unowned=True), limit, most, claimed, register)
         if not claimed and worker.trial and await _any(sessions, silent) and await worker.judging():
-            await _claim(sessions, replace(orphans, orphan_for=worker.patience), limit, most, claimed)
+            await _claim(sessions, replace(orphans, orphan_for=worker.patience), limit, most, claimed, register)
     except BaseException:
         _abandon(sessions, claimed)
         raise
@@ -257,7 +271,9 @@ async def _any(sessions: Space, query: Query) -> bool:
     return any(row.owner != NO_WORKER and vault.open_row(row).locked is None for row in rows)
 
 
-async def _claim(sessions: Space, query: Query, limit: int, most: Limit, claimed: list[Held]) -> None:
+async def _claim(
+    sessions: Space, query: Query, limit: int, most: Limit, claimed: list[Held], register: Register | None
+) -> None:
     vault, cache = sessions.engine.vault, sessions.engine.cache
     after: tuple[int, bytes] | None = None
     while len(claimed) < limit:
@@ -280,7 +296,8 @@ async def _claim(sessions: Space, query: Query, limit: int, most: Limit, claimed
             while ready and len(claimed) < limit:
                 chosen, ready = ready[: limit - len(claimed)], ready[limit - len(claimed) :]
                 candidates = [(head, cache.log(head), failed) for head, failed in chosen]
-                claimed += await _take_all(sessions, candidates, orphans=query.orphan_for is not None)
+                orphans = query.orphan_for is not None
+                claimed += await _take_all(sessions, candidates, orphans=orphans, register=register)
 
 
 def _open(sessions: Space, head: Head, query: Query) -> bool:
@@ -294,7 +311,8 @@ def _open(sessions: Space, head: Head, query: Query) -> bool:
     return row.state == query.state and (row.lease is None) == query.unowned
 
 
-async def _taken(sessions: Space, session_id: str) -> Held:
+async def taken(sessions: Space, session_id: str, register: Register | None = None) -> Held:
+    """Take the session if it is free or an orphan; else `LeaseHeld`."""
     engine = sessions.engine
     starting = engine.start(engine.alive())  # writes the worker row the first time, while the session is read
     starting.add_done_callback(_heard)
@@ -317,27 +335,29 @@ async def _taken(sessions: Space, session_id: str) -> Held:
         else:
             candidates = [(head, log, past.failed - stray)]  # a stray's was no attempt
         # Its state is read while it is being taken: two round trips in all, unless its owner is dead.
-        taking = asyncio.ensure_future(_take_all(sessions, candidates, orphans=orphan))
+        taking = asyncio.ensure_future(_take_all(sessions, candidates, orphans=orphan, register=register))
         try:
-            taken, state = await asyncio.gather(taking, log.load_data(), return_exceptions=True)
+            ours, state = await asyncio.gather(taking, log.load_data(), return_exceptions=True)
         except asyncio.CancelledError:
             engine.give_back(_unwanted(taking))
             raise
-        if isinstance(taken, BaseException):
-            raise taken
-        if taken:
+        if isinstance(ours, BaseException):
+            raise ours
+        if ours:
             if isinstance(state, BaseException) and not isinstance(state, Conflict):
-                _abandon(sessions, taken)
+                _abandon(sessions, ours)
                 raise state
-            return taken[0]
+            return ours[0]
         [now] = await engine.vault.heads([head.row.key])
         if now is not None and now.last.append_id == head.last.append_id and not await worker.judging():
             raise await sessions.lookup.held(head)  # its owner is silent, but not for long enough
 
 
-async def _take_all(sessions: Space, candidates: list[Candidate], *, orphans: bool) -> list[Held]:
+async def _take_all(
+    sessions: Space, candidates: list[Candidate], *, orphans: bool, register: Register | None
+) -> list[Held]:
     """Take these, except those that another worker took first. If the caller is cancelled, release them."""
-    task = sessions.engine.start(_take(sessions, candidates, orphans=orphans))
+    task = sessions.engine.start(_take(sessions, candidates, orphans=orphans, register=register))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -345,13 +365,15 @@ async def _take_all(sessions: Space, candidates: list[Candidate], *, orphans: bo
         raise
 
 
-async def _take(sessions: Space, candidates: list[Candidate], *, orphans: bool) -> list[Held]:
+async def _take(
+    sessions: Space, candidates: list[Candidate], *, orphans: bool, register: Register | None
+) -> list[Held]:
     worker = await sessions.engine.alive()
     # Evaluated now, not when the sessions were found: this process, and the whole store, may have been stopped since.
     patience = worker.patience if orphans else None
     taking: list[tuple[Held, Draft]] = []
     for head, log, failed in candidates:
-        held = Held(sessions, worker, head, log)
+        held = Held(sessions, worker if register is None else await register(), head, log)
         draft = held.drafted(Kind.CLAIMED if orphans else Kind.TAKEN, os.urandom(16), failed, head.row.beaten)
         draft.group.only_orphan = patience
         taking.append((held, draft))
@@ -362,20 +384,20 @@ async def _take(sessions: Space, candidates: list[Candidate], *, orphans: bool) 
             held.untaken()
         worker.strays.add(sessions.namespace)
         raise
-    taken: list[Held] = []
+    ours: list[Held] = []
     lost: SaveslotError | None = None
     for (held, draft), verdict in zip(taking, verdicts, strict=True):
         if verdict.outcome in {Outcome.APPENDED, Outcome.ALREADY}:
             held.taken(draft, verdict)
-            taken.append(held)
+            ours.append(held)
         else:
             held.untaken()
             if verdict.outcome is Outcome.LOST:
                 lost = refusal(held.session.session_id, verdict, draft.group.entries[0].seq - 1)
     if lost is not None:
-        _abandon(sessions, taken)
+        _abandon(sessions, ours)
         raise lost
-    return taken
+    return ours
 
 
 def _abandon(sessions: Space, taken: list[Held]) -> None:

@@ -32,7 +32,7 @@ from saveslot.stores import Store
 from saveslot.values.checks import Data, as_data
 from saveslot.values.kinds import SIDE_KINDS, Kind
 from saveslot.values.lifecycle import ACTIVE, follow
-from saveslot.values.log import Head, Outcome, Verdict, Wanted, moment
+from saveslot.values.log import Entry, Head, Outcome, Verdict, Wanted, moment
 from saveslot.values.versions import Version, as_version
 
 T = TypeVar("T")
@@ -46,8 +46,10 @@ INTERNAL = frozenset(
         "calls",
         "doubt",
         "drafted",
+        "end",
         "give_back",
         "heard",
+        "holds",
         "follow",
         "keep",
         "key",
@@ -56,6 +58,7 @@ INTERNAL = frozenset(
         "lose",
         "meet",
         "refused",
+        "regain",
         "release_soon",
         "reload",
         "running",
@@ -67,6 +70,7 @@ INTERNAL = frozenset(
         "untaken",
         "where",
         "winding_up",
+        "worker",
         "working",
         "write_record",
     ]
@@ -87,7 +91,7 @@ class Held(AsyncSteps):
         self.cancelled: asyncio.Event = asyncio.Event()  # set when the session was cancelled: save and stop
         self._space = space
         self._lookup = space.lookup
-        self._worker = worker
+        self.worker = worker
         self._log = log
         self._lease = b""
         self._claimed = False  # from a dead owner, or one that left by an error
@@ -126,6 +130,11 @@ class Held(AsyncSteps):
         return self.where[1]
 
     @property
+    def holds(self) -> bool:
+        """False once it was released, or lost."""
+        return self._over is None
+
+    @property
     def fence(self) -> int:
         """Fencing token: +1 per new hold, so other systems can refuse a former owner."""
         return self._log.at.fence
@@ -157,22 +166,31 @@ class Held(AsyncSteps):
         """
         before = "" if self.session.owner is None else self.session.owner.worker
         draft = self._log.draft()
-        draft.take(kind, lease, self._worker.row, before, failed, silent_since if kind is Kind.CLAIMED else 0)
+        draft.take(kind, lease, self.worker.row, before, failed, silent_since if kind is Kind.CLAIMED else 0)
         self._lease, self._log.fence = lease, draft.at.fence
         self._claimed, self._attempts = kind is Kind.CLAIMED, failed
-        self._worker.holders[lease] = self
+        self.worker.holders[lease] = self
         return draft
+
+    def regain(self, lease: bytes, past: attempts.Attempts, newest: Entry) -> None:
+        """Go on with a lease that was taken before, perhaps by another process."""
+        self._lease, self._attempts, self._log.fence = lease, past.failed, self._log.at.fence
+        if self.session.seen is not None:
+            self.session.seen.newest = (newest.seq, newest.append_id)
+        if past.cancelled is not None:
+            self._reason = past.cancelled
+            self.cancelled.set()
 
     def taken(self, draft: Draft, verdict: Verdict) -> None:
         self._log.at = replace(draft.at, data=self._log.at.data)  # the data may have been loaded meanwhile
         self._log.known.wrote(draft.group)
         self._seen(draft)
-        self.session.owner = Owner(self._worker.name, self._worker.ttl, draft.at.fence, moment(verdict.times[0]))
+        self.session.owner = Owner(self.worker.name, self.worker.ttl, draft.at.fence, moment(verdict.times[0]))
         if draft.group.entries[0].sign:
             self.session.last_heartbeat = moment(verdict.times[0])
 
     def untaken(self) -> None:
-        self._worker.holders.pop(self._lease, None)
+        self.worker.holders.pop(self._lease, None)
 
     def doubt(self) -> None:
         self.lost.set()
@@ -185,7 +203,7 @@ class Held(AsyncSteps):
         self._over = self._over or why
         self.lost.set()
         self.untaken()
-        self._worker.strays.add(self.where[0])
+        self.worker.strays.add(self.where[0])
 
     async def release(self, *, error: BaseException | None = None) -> None:
         """Give up ownership; the session keeps its state. Releasing twice is not an error.
@@ -195,6 +213,10 @@ class Held(AsyncSteps):
         """
         failed = error is not None
         await self._leave({"error": attempts.error_text(error), "attempts": self._attempts + 1} if failed else None)
+
+    async def end(self, error: str | None) -> None:
+        """Release a lease that another program held; with an error, as when an exception leaves the block."""
+        await self._leave(None if error is None else {"error": error, "attempts": self._attempts + 1})
 
     def release_soon(self, error: BaseException) -> None:
         """Release in the background: the caller was interrupted."""
@@ -212,8 +234,8 @@ class Held(AsyncSteps):
         except (LeaseLost, NotFound) as exc:
             self.lose(exc)
         except Unavailable:  # outcome unknown: released when the store is back, or expires
-            self._worker.strays.add(self.where[0])
-            self._worker.parting[self._lease] = (self.where[0], note)
+            self.worker.strays.add(self.where[0])
+            self.worker.parting[self._lease] = (self.where[0], note)
         finally:  # if cancelled, the release continues in the background
             self._end(self._released())
             self.untaken()
@@ -280,7 +302,7 @@ class Held(AsyncSteps):
 
     @asynccontextmanager
     async def turn(self) -> AsyncGenerator[Log]:
-        if not self._worker.alive:
+        if not self.worker.alive:
             await self._wait_for_worker()
         call = CALL.get()
         if self._over is not None and (call is None or call.draft is None):
@@ -350,7 +372,7 @@ class Held(AsyncSteps):
         if self._over is not None:
             return
         try:
-            await self._worker.ready()
+            await self.worker.ready()
         except LeaseLost as exc:
             self.lose(exc)
         except Unavailable as exc:
@@ -413,7 +435,7 @@ class Held(AsyncSteps):
         if (
             state is not None
             and self._over is None
-            and self._worker.alive
+            and self.worker.alive
             and self.where not in self._space.engine.calls.left
             and (version is None or self._has_seen(version))
             and not save.request
@@ -462,7 +484,7 @@ class Held(AsyncSteps):
 
     async def heartbeat(self) -> None:
         """Record a sign of life of this session. (Its worker's heartbeats are automatic.)"""
-        if not self._worker.alive:
+        if not self.worker.alive:
             await self._wait_for_worker()
         await self.meet(self._log)
         [renewed_at] = await self._lookup.store.beat([(self._log.key, self._lease)])

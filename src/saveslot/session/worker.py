@@ -243,3 +243,20 @@ class Worker:
                 holder.trust()
         if self.dead is None:
             self._tidy(self)
+
+
+class Tenant(Worker):
+    """The worker of one lease: not a process, but a row that requests renew, each at any server.
+
+    What holds the lease is elsewhere and knows its deadline; here the store alone decides whether the lease counts.
+    """
+
+    def __init__(self, row: WorkerRow) -> None:
+        self.name, self.row, self.ttl = row.name, row, row.ttl / 1_000_000
+        self.holders, self.dead, self.strays, self.parting = {}, None, set(), {}
+
+    @property
+    def alive(self) -> bool:
+        return True
+
+    async def ready(self) -> None: ...

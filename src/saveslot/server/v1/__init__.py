@@ -1,5 +1,5 @@
 """`/v1`: the JSON door, for people, other languages and the page. A file is a noun of its paths."""
 
-from saveslot.server.v1 import checkpoints, events, lifecycle, records, sessions
+from saveslot.server.v1 import checkpoints, events, leases, lifecycle, records, sessions
 
-ROUTES = [*sessions.ROUTES, *checkpoints.ROUTES, *events.ROUTES, *lifecycle.ROUTES, *records.ROUTES]
+ROUTES = [*sessions.ROUTES, *checkpoints.ROUTES, *events.ROUTES, *leases.ROUTES, *lifecycle.ROUTES, *records.ROUTES]

@@ -26,9 +26,23 @@ from saveslot.server.v1.answers import (
     checkpoint,
     saved,
 )
-from saveslot.server.v1.conditions import IF_MATCH, KEY, MUST_MATCH, PREFER, UNLESS, etag, follow, key, unchanged
+from saveslot.server.v1.conditions import (
+    IF_MATCH,
+    KEY,
+    LEASE,
+    MUST_MATCH,
+    PREFER,
+    UNLESS,
+    etag,
+    follow,
+    key,
+    unchanged,
+    write_either,
+)
 from saveslot.server.v1.sessions import Id
+from saveslot.session.held import Held
 from saveslot.session.model import Checkpoint
+from saveslot.values.checks import Data
 from saveslot.values.kinds import Kind as EntryKind
 
 TAG = "Checkpoints"
@@ -177,23 +191,16 @@ class Summary(Struct):
 
 async def save(call: Call) -> Response:
     new: NewCheckpoint = call.content
+    more: Data = {part: getattr(new, part) for part in ("put", "drop", "append", "cut", "patch")}
+    more["idempotency_key"] = key(call)
 
-    async def write(seen: str | None) -> Checkpoint:
-        return await call.sessions.checkpoint(
-            call.path["id"],
-            new.name,
-            new.data,
-            new.metadata,
-            put=new.put,
-            drop=new.drop,
-            append=new.append,
-            cut=new.cut,
-            patch=new.patch,
-            seen=seen,
-            idempotency_key=key(call),
-        )
+    async def free(seen: str | None) -> Checkpoint:
+        return await call.sessions.checkpoint(call.path["id"], new.name, new.data, new.metadata, **more, seen=seen)
 
-    return checkpoint(call, await follow(call, write))
+    async def held(held: Held, seen: str | None) -> Checkpoint:
+        return await held.checkpoint(new.name, new.data, new.metadata, **more, seen=seen)
+
+    return checkpoint(call, await write_either(call, free, held))
 
 
 async def history(call: Call) -> Response:
@@ -300,10 +307,13 @@ async def summary(call: Call) -> Response:
 async def rollback(call: Call) -> Response:
     content: Rollback = call.content
 
-    async def write(seen: str | None) -> Checkpoint:
+    async def free(seen: str | None) -> Checkpoint:
         return await call.sessions.rollback(call.path["id"], content.to, seen=seen, idempotency_key=key(call))
 
-    return checkpoint(call, await follow(call, write))
+    async def held(held: Held, seen: str | None) -> Checkpoint:
+        return await held.rollback(content.to, seen=seen, idempotency_key=key(call))
+
+    return checkpoint(call, await write_either(call, free, held))
 
 
 async def drop(call: Call) -> Response:
@@ -339,7 +349,7 @@ def _number(text: str, path: str) -> int:
     return int(text)
 
 
-_CHANGES = ("conflict", "invalid_transition", "lease_held")
+_CHANGES = ("conflict", "invalid_transition", "lease_held", "lease_lost", "cancelled")
 _PATH = "/v1/sessions/{id}/"
 
 ROUTES = [
@@ -352,7 +362,7 @@ ROUTES = [
         takes=NewCheckpoint,
         gives=SavedCheckpoint,
         status=201,
-        headers=(IF_MATCH, KEY, PREFER),
+        headers=(IF_MATCH, KEY, PREFER, LEASE),
         errors=_CHANGES,
         largest=LARGEST,
         tag=TAG,
@@ -421,7 +431,7 @@ ROUTES = [
         "Restore the state of an older entry by a new one: nothing is lost.",
         takes=Rollback,
         gives=SavedCheckpoint,
-        headers=(MUST_MATCH, KEY, PREFER),
+        headers=(MUST_MATCH, KEY, PREFER, LEASE),
         errors=_CHANGES,
         tag=TAG,
     ),

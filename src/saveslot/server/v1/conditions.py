@@ -12,10 +12,12 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from saveslot.errors import AlreadyExists, Conflict, InvalidInput
+from saveslot.manager.leases import under
 from saveslot.server.call import Call
 from saveslot.server.problem import Problem
 from saveslot.server.routes import Header
 from saveslot.session.headers import Head
+from saveslot.session.held import Held
 from saveslot.session.refusals import unknown
 from saveslot.session.worker import jittered
 from saveslot.values.versions import is_version
@@ -26,6 +28,7 @@ IF_MATCH = Header("If-Match", "The ETag (`version`) that you have seen, or `*`: 
 MUST_MATCH = IF_MATCH._replace(required=True)
 KEY = Header("Idempotency-Key", "The same call with the same key gets its first answer, and changes nothing.")
 PREFER = Header("Prefer", "`return=minimal` leaves `data` out of the answer.")
+LEASE = Header("Saveslot-Lease", "The id of the lease that the session is held under: 409 lease_lost if it has ended.")
 UNLESS = Header("If-None-Match", "An ETag: 304 without a body if the entry is still that one.")
 
 # Attempts of a write that follows whatever is newest, and seconds between them: other writers may append in between.
@@ -94,6 +97,17 @@ async def follow(call: Call, write: Callable[[str | None], Awaitable[R]]) -> R:
         await asyncio.sleep(jittered(PAUSE) * (attempt - 1))
         await newest(call)  # from here on this server knows that entry
     raise AssertionError  # the last attempt returns or raises
+
+
+async def write_either(
+    call: Call, free: Callable[[str | None], Awaitable[R]], held: Callable[[Held, str | None], Awaitable[R]]
+) -> R:
+    """Write under the lease that the request names, or, without one, as a caller that does not hold the session."""
+    lease = call.headers.get("saveslot-lease")
+    if lease is None:
+        return await follow(call, free)
+    version = await seen(call)
+    return await under(call.sessions, call.path["id"], lease, version, lambda one: held(one, version))
 
 
 async def check(call: Call) -> None:

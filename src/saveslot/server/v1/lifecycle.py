@@ -11,8 +11,9 @@ from starlette.responses import Response
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
 from saveslot.server.v1.answers import Object, Session, Time, Value, Version, one
-from saveslot.server.v1.conditions import IF_MATCH, follow
+from saveslot.server.v1.conditions import IF_MATCH, LEASE, follow, write_either
 from saveslot.server.v1.sessions import existing
+from saveslot.session.held import Held
 from saveslot.session.model import AgentSession
 from saveslot.values.lifecycle import SessionState
 
@@ -51,22 +52,37 @@ class Heartbeat(Struct):
 
 
 async def pause(call: Call) -> Response:
-    return await _changed(call, lambda seen: call.sessions.pause(call.path["id"], seen=seen))
+    return await _changed(
+        call,
+        lambda seen: call.sessions.pause(call.path["id"], seen=seen),
+        lambda held, seen: held.pause(seen=seen),
+    )
 
 
 async def resume(call: Call) -> Response:
-    return await _changed(call, lambda seen: call.sessions.resume(call.path["id"], seen=seen))
+    return await _changed(
+        call,
+        lambda seen: call.sessions.resume(call.path["id"], seen=seen),
+        lambda held, seen: held.resume(seen=seen),
+    )
 
 
 async def complete(call: Call) -> Response:
     content: Completion = call.content
-    return await _changed(call, lambda seen: call.sessions.complete(call.path["id"], content.result, seen=seen))
+    return await _changed(
+        call,
+        lambda seen: call.sessions.complete(call.path["id"], content.result, seen=seen),
+        lambda held, seen: held.complete(content.result, seen=seen),
+    )
 
 
 async def fail(call: Call) -> Response:
     content: Failure = call.content
-    write = call.sessions.fail
-    return await _changed(call, lambda seen: write(call.path["id"], content.error, content.details, seen=seen))
+    return await _changed(
+        call,
+        lambda seen: call.sessions.fail(call.path["id"], content.error, content.details, seen=seen),
+        lambda held, seen: held.fail(content.error, content.details, seen=seen),
+    )
 
 
 async def recover(call: Call) -> Response:
@@ -75,11 +91,19 @@ async def recover(call: Call) -> Response:
         session.recover()
         return await call.sessions.update_session(session, seen=seen)
 
-    return await _changed(call, write)
-
-
-async def _changed(call: Call, write: Callable[[str | None], Awaitable[AgentSession]]) -> Response:
     return one(call, await follow(call, write))
+
+
+async def _changed(
+    call: Call,
+    free: Callable[[str | None], Awaitable[AgentSession]],
+    write: Callable[[Held, str | None], Awaitable[None]],
+) -> Response:
+    async def held(held: Held, seen: str | None) -> AgentSession:
+        await write(held, seen)
+        return await existing(call)
+
+    return one(call, await write_either(call, free, held))
 
 
 async def cancel(call: Call) -> Response:
@@ -100,7 +124,11 @@ async def heartbeat(call: Call) -> Response:
         session.heartbeat()
         return await call.sessions.update_session(session)
 
-    session = await follow(call, beat)
+    async def held(held: Held, _: str | None) -> AgentSession:
+        await held.heartbeat()
+        return await existing(call)
+
+    session = await write_either(call, beat, held)
     return call.json(
         {
             "session_id": session.session_id,
@@ -110,7 +138,7 @@ async def heartbeat(call: Call) -> Response:
     )
 
 
-_CHANGES = ("conflict", "invalid_transition")
+_CHANGES = ("conflict", "invalid_transition", "lease_lost", "cancelled")
 
 
 def _verb(name: str, respond: Callable[[Call], Awaitable[Response]], summary: str, takes: type[Struct] | None) -> Route:
@@ -122,7 +150,7 @@ def _verb(name: str, respond: Callable[[Call], Awaitable[Response]], summary: st
         summary,
         takes=takes,
         gives=Session,
-        headers=(IF_MATCH,),
+        headers=(IF_MATCH, LEASE),
         errors=(*_CHANGES, "lease_held") if name == "complete" else _CHANGES,
         tag=TAG,
     )
@@ -155,9 +183,10 @@ ROUTES = [
         "/v1/sessions/{id}/heartbeat",
         "write",
         heartbeat,
-        "Record a sign of life of a session that no worker holds.",
+        "Record a sign of life of a session; a lease is renewed by PUT.",
         gives=Heartbeat,
-        errors=("conflict",),
+        headers=(LEASE,),
+        errors=("conflict", "lease_lost"),
         tag=TAG,
     ),
 ]

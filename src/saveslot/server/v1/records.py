@@ -10,8 +10,9 @@ from starlette.responses import Response
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
 from saveslot.server.v1.answers import Page, Time, Value
-from saveslot.server.v1.conditions import IF_MATCH, KEY, follow, key
+from saveslot.server.v1.conditions import IF_MATCH, KEY, LEASE, key, write_either
 from saveslot.server.v1.sessions import Id
+from saveslot.session.held import Held
 
 TAG = "Records"
 # Records in a page, unless `limit` says otherwise, and at most.
@@ -46,10 +47,13 @@ class RecordListing(Struct, forbid_unknown_fields=True, kw_only=True):
 async def add(call: Call) -> Response:
     new: NewRecord = call.content
 
-    async def write(seen: str | None) -> int:
+    async def free(seen: str | None) -> int:
         return await call.sessions.record(call.path["id"], new.name, new.value, key=key(call), seen=seen)
 
-    return call.json({"seq": await follow(call, write)})
+    async def held(held: Held, seen: str | None) -> int:
+        return await held.record(new.name, new.value, key=key(call), seen=seen)
+
+    return call.json({"seq": await write_either(call, free, held)})
 
 
 async def find(call: Call) -> Response:
@@ -70,8 +74,8 @@ ROUTES = [
         takes=NewRecord,
         gives=RecordNumber,
         status=201,
-        headers=(IF_MATCH, KEY),
-        errors=("conflict",),
+        headers=(IF_MATCH, KEY, LEASE),
+        errors=("conflict", "lease_lost"),
         tag=TAG,
     ),
     Route(
