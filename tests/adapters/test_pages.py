@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
 from agents import ModelResponse, Usage
 from agents.models.interface import Model
 from agents.models.openai_provider import OpenAIProvider
+from mcp import Client, StdioServerParameters
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
 from tests.docs.test_pages import Page, reader
@@ -30,3 +38,24 @@ def test_openai_agents(reader, monkeypatch):
     """docs/frameworks/openai-agents.md runs from top to bottom, with the SDK's default model replaced."""
     monkeypatch.setattr(OpenAIProvider, "get_model", lambda *_: Clerk())
     Page("docs/frameworks/openai-agents.md").run()
+
+
+def test_mcp(reader):
+    """docs/frameworks/mcp.md runs from top to bottom."""
+    Page("docs/frameworks/mcp.md").run()
+
+
+@pytest.mark.parametrize("client", range(3), ids=["mcpServers", "servers", "mcp_servers"])
+async def test_mcp_files(client, reader):
+    """Each file to paste starts a server that has the tools of the page's table."""
+    page = (Path(__file__).parents[2] / "docs" / "frameworks" / "mcp.md").read_text()
+    kinds = [(kind, text) for kind, text in re.findall(r"^```(json|toml)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)]
+    kind, text = kinds[client]
+    [servers] = (json.loads(text) if kind == "json" else tomllib.loads(text)).values()
+    started = StdioServerParameters(
+        command=servers["saveslot"]["command"], args=servers["saveslot"]["args"], cwd=reader
+    )
+    started.env = {"PATH": os.environ["PATH"], "SAVESLOT_URL": str(reader / "s.db")}
+    async with Client(started, read_timeout_seconds=60) as connected:
+        tools = {tool.name for tool in (await connected.list_tools()).tools}
+    assert tools == set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))

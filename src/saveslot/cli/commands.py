@@ -176,6 +176,11 @@ COMMANDS: dict[str, dict[str, Command]] = {
             "Serve the store over HTTP, for other machines and languages, on 127.0.0.1:7788.",
             ("serve", "serve --store postgresql://agents@db/agents --port 8000"),
         ),
+        "mcp": Command(
+            "mcp",
+            "Let a coding agent keep its task: an MCP server over stdio, or HTTP on this machine.",
+            ("mcp", "mcp --store agents.db", "mcp --store notes/", "mcp --http --port 7789"),
+        ),
         "token": Command(
             "token",
             "Create, list, rotate and revoke tokens, which callers of a server need.",

@@ -139,12 +139,22 @@ def begun(
     return session, draft, asked
 
 
-async def create_paused(sessions: Space, agent_type: str, session_id: str, name: str, data: Data) -> AgentSession:
-    """Create a session that rests from its first entry on, with a checkpoint, in one write: no sweep fails it."""
-    session, draft, _ = begun(sessions, agent_type, session_id=session_id)
+async def create_paused(
+    sessions: Space,
+    agent_type: str,
+    session_id: str,
+    name: str | None = None,
+    data: Data | None = None,
+    context: Data | None = None,
+) -> AgentSession:
+    """Create a session that rests from its first entry on, in one write: no sweep fails it. With `name`, its first
+    checkpoint is in the same write.
+    """
+    session, draft, _ = begun(sessions, agent_type, context=context, session_id=session_id)
     draft.lifecycle(Kind.PAUSED, "session_paused", {"previous_state": SessionState.ACTIVE.value})
     draft.become(SessionState.PAUSED)
-    draft.checkpoint(as_name(name, "name"), as_data(data, "data"))
+    if name is not None:
+        draft.checkpoint(as_name(name, "name"), as_data(data, "data"))
     return await _create(sessions, session, draft)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -92,6 +92,24 @@ class CheckpointStore:
         except InvalidInput as exc:
             self._set_aside(session_id, name, exc.reason)
             return None
+
+    def change(self, session_id: str, decide: Callable[[Document | None], Mapping[str, Any] | None]) -> Document:
+        """Replace the session's checkpoint with what `decide` returns for the one that is there; return the new one.
+
+        No other process writes to the folder meanwhile. `decide` gets None if there is none, or none that can be read;
+        if it returns None, nothing is written.
+        """
+        name = file_name(session_id)
+        with self._folder.locked(make=True) as at:
+            before = None if at is None else self._folder.read(at, name)
+            document = None if before is None else _loaded(before)
+            data = decide(document)
+            if at is None or data is None:
+                return document or {}
+            text = dumped({**data, "updated": datetime.now(UTC).isoformat()})
+            first = b"" if session_of(name) is not None else f"# session: {session_id}\n".encode()
+            self._folder.replace(at, name, first + text)
+            return loaded(text)
 
     def delete(self, session_id: str) -> None:
         """Delete durably. A missing session is not an error."""
@@ -218,6 +236,13 @@ def _days(value: Any) -> timedelta:
     if not number or not 0 <= value <= MOST_DAYS:
         raise InvalidInput("max_age_days", f"must be a timedelta, or a number from 0 to {MOST_DAYS:,}, not {value!r}")
     return timedelta(days=value)
+
+
+def _loaded(data: bytes) -> Document | None:
+    try:
+        return loaded(data)
+    except InvalidInput:
+        return None
 
 
 def _readable(data: bytes) -> bool:
