@@ -14,6 +14,8 @@ PLACES = {
     "/sessions": "tr.row",
     "/events": ".event-head",
     "/sessions/trip-lisbon": "[role=slider]",
+    "/compare?a=trip-lisbon@5&b=trip-lisbon@latest": ".sum-line",
+    "/settings": ".settings",
     "/sessions/lesson-2207": "[role=slider]",
 }
 

@@ -2,6 +2,7 @@
 /** The page: a bar with the places, the screen of the place one is at, and what floats above both. */
 import { me, namespace, signedOut } from "./api.js";
 import { now } from "./clock.js";
+import { compareScreen } from "./compare.js";
 import { ask, close, dialogView, question } from "./dialog.js";
 import { clock, plain, span } from "./format.js";
 import { brand, icon } from "./icons.js";
@@ -12,6 +13,7 @@ import { openPalette, paletteView } from "./palette.js";
 import { go, place } from "./places.js";
 import { sessionScreen } from "./session.js";
 import { sessionsScreen } from "./sessions.js";
+import { settingsScreen } from "./settings.js";
 import { identify, signInView } from "./signin.js";
 import { connect, connected, gaps, lostAt } from "./stream.js";
 import { toastView, undo } from "./toast.js";
@@ -27,6 +29,9 @@ const PLACES = [
   { path: "/events", name: "Events", key: "e", icon: "events", open: eventsScreen },
 ];
 
+/** Places without a tab. @type {Record<string, () => Screen>} */
+const OTHERS = { "/compare": compareScreen, "/settings": settingsScreen };
+
 const screen = signal(/** @type {Screen | null} */ (null));
 let shownKey = "";
 
@@ -39,8 +44,8 @@ function enter() {
   screen.peek()?.dispose();
   if (path === "/session") screen.value = sessionScreen(id);
   else {
-    const found = PLACES.find((destination) => destination.path === path);
-    if (found) screen.value = found.open();
+    const open = PLACES.find((destination) => destination.path === path)?.open ?? OTHERS[path];
+    if (open) screen.value = open();
     else go(PLACES[0].path);
   }
 }
@@ -65,6 +70,7 @@ addShortcuts(() => screen.peek()?.shortcuts?.() ?? []);
 
 const commands = () => [
   ...PLACES.map(({ name, path }) => ({ name: `Go to ${name}`, note: path, run: () => go(path) })),
+  { name: "Settings and tokens", note: "/settings", run: () => go("/settings") },
   ...(screen.peek()?.shortcuts?.() ?? []).map(({ text, keys, run }) => ({ name: text, note: keys[0], run })),
   { name: "Switch theme", note: "t", run: toggleTheme },
   { name: "Show keys", note: "?", run: showKeys },
@@ -82,7 +88,8 @@ const view = () => html`<a class="skip" href="#main">Skip to content</a>
   <header class="bar"><a class="brand" href="/">${brand}<b>saveslot</b></a><nav class="places" aria-label="Places">${links()}</nav><span class="push"></span>
     ${me.value ? html`<span class="store"><b>${plain(namespace())}</b>${me.value.store ? html` · ${plain(me.value.store)}` : null}</span>${liveMark()}` : null}
     <button class="find" @click=${openPalette} aria-label="Find or do">${icon("search")}<span>Find or do</span><kbd>Ctrl K</kbd></button>
-    <button class="icon-button" @click=${toggleTheme} aria-label="Switch theme">${icon("theme")}</button></header>
+    <button class="icon-button" @click=${toggleTheme} aria-label="Switch theme">${icon("theme")}</button>
+    <a class="icon-button" href="/settings" aria-label="Settings" aria-current=${place.value.path === "/settings" ? "page" : null}>${icon("settings")}</a></header>
   ${banner()}
   <main id="main" class=${connected.value ? "" : "stale"} tabindex="-1">${screen.value?.view()}</main>
   <nav class="bottom" aria-label="Places on a phone">${links()}</nav>

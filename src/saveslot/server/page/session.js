@@ -217,6 +217,7 @@ export function sessionScreen(id) {
   }
   const setTab = (/** @type {string} */ name) => replace(withQuery({ tab: name === "state" ? (innerWidth < 700 ? name : null) : name }));
   const setA = () => replace(withQuery({ from: seqA() === selected.peek() || seqA() ? null : String(selected.peek()) }));
+  const compareUrl = () => `/compare?a=${encodeURIComponent(`${id}@${baseOf(current()) || current().data_seq || "latest"}`)}&b=${encodeURIComponent(refAt())}`;
   const refAt = () => `${id}@${current()?.data_seq || "latest"}`;
   const commandHere = () => (tab() === "diff" && baseOf(current()) ? cli(["diff", `${id}@${baseOf(current())}`, `@${current().data_seq}`]) : cli(["show", refAt()]));
   const requestHere = () => curl(tab() === "diff" && baseOf(current()) ? apiUrl(`${path}/diff`, { a: baseOf(current()), b: current().data_seq }) : apiUrl(`${path}/checkpoints/${current()?.data_seq || "latest"}`));
@@ -229,6 +230,7 @@ export function sessionScreen(id) {
     { keys: ["Home"], text: "first entry", run: () => source.entries.peek()[0].seq > 1 ? source.jump(1).then(() => select(0)) : select(0) },
     { keys: ["End"], text: "newest entry, and follow", run: () => toEnd() },
     { keys: ["a"], text: "A here, or clear it", run: setA },
+    { keys: ["d"], text: "compare with A, or with what was before", run: () => go(compareUrl()) },
     { keys: ["1", "2", "3", "4"], text: "state, diff, messages, raw", run: () => {} },
     { keys: ["e"], text: "fold what is as before", run: () => (fold.value = !fold.peek()) },
     { keys: ["z"], text: "scale: time or even", run: () => replace(withQuery({ scale: even() ? null : "even" })) },
@@ -281,7 +283,6 @@ export function sessionScreen(id) {
       width: width.value, even: even(), touch: width.value < 640, state, orphaned: orphaned(), selected: here,
       now: moving ? Math.floor(now.value) : 0, ...(s.entries[0].seq > 1 && { first: Date.parse(session.value.created_at) / 1000 }),
     }));
-    const waiting = source.total.value - entries()[entries().length - 1].seq;
     return html`<section class="panel tape-panel" aria-label="Tape">
       <div class="tape-head">
         <span class="transport"><button class="icon-button" aria-label="First entry" @click=${() => shortcuts().find(({ keys }) => keys[0] === "Home")?.run()}>${icon("first")}</button>
@@ -289,11 +290,11 @@ export function sessionScreen(id) {
         <button class="icon-button" aria-label="Next entry" @click=${() => select(index() + 1)}>${icon("next")}</button>
         <button class="icon-button" aria-label="Newest entry" @click=${toEnd}>${icon("last")}</button></span>
         <span class="here"><b class="mono">${count(entry.seq)} ${plain(title(entry))}</b> <span class="soft">${kindText(entry.kind)}${entry.step?.key ? ` · key=${plain(entry.step.key)}` : ""} · ${clock(Date.parse(entry.at) / 1000)} · +${span((Date.parse(entry.at) - Date.parse(session.value.created_at)) / 1000)}</span></span>
+        ${selected.value < source.total.value && !following.value ? html`<button @click=${toEnd}>${count(source.total.value - selected.value)} newer →</button>` : null}
         <span class="legend push"><span><i class="k-notch"></i>checkpoint, taller = more bytes</span><span><i class="k-diamond"></i>effect</span><span><i class="k-hatch"></i>left behind</span></span>
         <span class="segments"><button aria-pressed=${String(!even())} @click=${() => replace(withQuery({ scale: null }))}>time, silence folded</button><button aria-pressed=${String(even())} @click=${() => replace(withQuery({ scale: "even" }))}>even</button></span>
       </div>
       <div ref=${measure}>${tape({ marks, story: s, index: here, a, onselect: (i) => select(entries().indexOf(s.entries[i])), label: `Entries of ${plain(id)}` })}</div>
-      ${waiting > 0 || (!following.value && entries().length && selected.value < entries()[entries().length - 1].seq && state === "active" && source.total.value > selected.value) ? html`<button class="newer" @click=${toEnd}>${count(source.total.value - selected.value)} newer →</button>` : null}
     </section>`;
   }
 
@@ -329,7 +330,7 @@ export function sessionScreen(id) {
     const tabs = [["state", "State", ""], ["diff", "Diff", s?.operations.length ? count(s.operations.length) : ""], ...(key ? [["messages", "Messages", count(s?.data[key].length)]] : []), ["raw", "Raw", ""]];
     return html`<section class="panel centre" aria-label="State">
       <header class="panel-head tabs"><div role="tablist">${tabs.map(([value, text, number]) => html`<button role="tab" aria-selected=${String(name === value)} @click=${() => setTab(value)}>${text}${number ? html` <span class="number">${number}</span>` : null}</button>`)}</div>
-        <span class="push"></span><button class="quiet" @click=${setA}>${seqA() ? "clear A" : html`set A here <kbd>a</kbd>`}</button></header>
+        <span class="push"></span><a class="quiet-link" href=${compareUrl()}>compare <kbd aria-hidden="true">d</kbd></a><button class="quiet" @click=${setA}>${seqA() ? "clear A" : html`set A here <kbd>a</kbd>`}</button></header>
       <div class="sum-line">${fresh && !fresh.trouble && (own || seqA()) ? summary(fresh.operations) : null}
         <span class="soft">${seqA() ? html`since <b>A</b> <span class="mono">${base ? `${base.seq} ${plain(base.name)}` : seqA()}</span>` : own ? (base ? html`since <span class="mono">${base.seq} ${plain(base.name)}</span>` : "the first state") : entry.data_seq ? html`no data of its own; the state is that of <span class="mono">${entry.data_seq} ${plain(target()?.name ?? "")}</span>` : "no data yet"}</span>
         <span class="push"></span>

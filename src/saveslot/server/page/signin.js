@@ -2,6 +2,7 @@
 /** The token is typed once, and becomes a cookie that scripts cannot read. */
 import { Failure, get, me, send, signedOut } from "./api.js";
 import { signedIn } from "./dialog.js";
+import { gaps } from "./stream.js";
 import { html, signal } from "./view.js";
 
 const trouble = signal("");
@@ -28,6 +29,7 @@ async function submit(event) {
     await send("POST", "/me", { headers: { Authorization: `Bearer ${field.value.trim()}` } });
     form.reset();
     await identify();
+    gaps.value++;
     signedIn();
   } catch (error) {
     if (!(error instanceof Failure)) throw error;

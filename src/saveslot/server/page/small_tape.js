@@ -67,8 +67,8 @@ export function smallMarks(shape, x) {
   return { clips, notches, arcs, failed };
 }
 
-/** @param {Shape} shape @param {{width?: number, from?: number, to?: number, ends?: boolean}} [view] `from` and `to`: seconds since the session was created, for a common axis */
-export function smallTape(shape, { width = 140, from, to, ends = true } = {}) {
+/** @param {Shape} shape @param {{width?: number, from?: number, to?: number, ends?: boolean, at?: number}} [view] `from` and `to`: seconds since the session was created, for a common axis; `at`: the same, of a playhead */
+export function smallTape(shape, { width = 140, from, to, ends = true, at } = {}) {
   const inner = width - (ends ? 18 : 2);
   const scaled = from === undefined || to === undefined ? folded(shape, inner) : (/** @type {number} */ t) => Math.min(inner, Math.max(0, ((t - from) / (to - from)) * inner));
   const { clips, notches, arcs, failed } = smallMarks(shape, scaled);
@@ -81,5 +81,6 @@ export function smallTape(shape, { width = 140, from, to, ends = true } = {}) {
     <path class="small-notches" d=${notches.map((x) => `M${x.toFixed(1)} ${TOP + 2}v${HEIGHT - 4}`).join("")}/>
     ${each(arcs, (_, i) => i, (arc) => svg`<path class="small-arc" d=${`M${arc.to} ${TOP}Q${arc.to} 1 ${arc.to + 4} 1H${Math.max(arc.to + 4, arc.from - 4)}Q${arc.from} 1 ${arc.from} ${TOP}`}/>`)}
     ${each(failed, (_, i) => i, (x) => svg`<circle class="s-failed fill" cx=${x} cy=${TOP + HEIGHT + 3} r="2"/>`)}
+    ${at === undefined ? null : svg`<path class="small-playhead" d=${`M${scaled(at)} 0v22`}/>`}
     ${ends ? shapeAt(shape.orphaned ? "orphaned" : shape.state, width - 8, TOP + HEIGHT / 2) : null}</svg>`;
 }

@@ -63,7 +63,7 @@ function drawArc({ x, to, level, label }, dashed = false) {
   return svg`<g class=${dashed ? "arc planned" : "arc"}>
     <path d=${`M${x} ${CLIP}V${y + radius}Q${x} ${y} ${x - radius} ${y}H${to + radius}Q${to} ${y} ${to} ${y + radius}V${CLIP - 5}`}/>
     <path class="arrow" d=${`M${to - 4.5} ${CLIP - 9}h9l-4.5 9z`}/>
-    ${x - to > room + 30 ? svg`<rect class="paper-gap" x=${middle - room / 2} y=${y - 8} width=${room} height="16"/><text class="arc-label" x=${middle} y=${y + 4}>${plain(label)}</text>` : null}
+    ${label && x - to > room + 30 ? svg`<rect class="paper-gap" x=${middle - room / 2} y=${y - 8} width=${room} height="16"/><text class="arc-label" x=${middle} y=${y + 4}>${plain(label)}</text>` : null}
   </g>`;
 }
 
@@ -205,7 +205,7 @@ function keepInView(scroller) {
 /** What a rollback would look like: a small tape with the dashed arc to its target. @param {Marks} marks @param {number} target @param {number} next */
 export function planned(marks, target, next) {
   const x = marks.xs[marks.xs.length - 1] + 10;
-  return html`<div class="tape-scroll"><svg class="planned-tape" width=${marks.width} height="72" viewBox=${`0 ${RULER} ${marks.width} 100`} aria-hidden="true">${hatch}
+  return html`<div class="tape-scroll"><svg class="planned-tape" width=${marks.width} height="104" viewBox=${`0 ${RULER} ${marks.width} 104`} aria-hidden="true">${hatch}
     ${each(marks.dotted, (_, i) => i, (d) => svg`<path class="unowned" d=${`M${d.x} ${MIDDLE}h${d.width}`}/>`)}
     ${each(marks.clips, (_, i) => i, (clip) => drawClip({ ...clip, label: "" }))}
     <rect class="hatched" x=${marks.xs[target] + 3} y=${CLIP} width=${x - marks.xs[target] - 3} height=${BODY + HEADER} fill="url(#hatch)"/>

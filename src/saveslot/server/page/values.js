@@ -1,6 +1,6 @@
 // @ts-check
 /** What agents saved, as text on one line. Nothing of it is ever markup. */
-import { clipped, plain } from "./format.js";
+import { clipped, many, plain } from "./format.js";
 import { html } from "./view.js";
 
 /** @param {any} value a list of objects with a role, or of texts, is a list of messages @returns {boolean} */
@@ -38,7 +38,7 @@ export function brief(value, limit = 160) {
   const walk = (/** @type {any} */ v) => {
     if (length > limit) return;
     const lazy = isContainer(v) ? folded(v) : null;
-    if (lazy) leaves.push(`(${lazy.size} ${lazy.kind === "list" ? "items" : "keys"})`);
+    if (lazy) leaves.push(`(${many(lazy.size, lazy.kind === "list" ? "item" : "key")})`);
     else if (isContainer(v)) for (const inner of Object.values(v)) walk(inner);
     else leaves.push(leaf(v));
     length = leaves.join(", ").length;
@@ -63,5 +63,5 @@ export function shown(value) {
   if (!isContainer(value)) return leaf(value);
   const size = Object.keys(value).length;
   const outer = Object.values(value).some(isContainer);
-  return `${outer ? `${size} ${Array.isArray(value) ? "items" : "keys"}: ` : ""}${brief(value, 400)}`;
+  return `${outer ? `${many(size, Array.isArray(value) ? "item" : "key")}: ` : ""}${brief(value, 400)}`;
 }

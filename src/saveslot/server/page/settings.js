@@ -1,0 +1,123 @@
+// @ts-check
+/** Tokens of the server, and what this browser keeps. */
+import { freshKey, get, me, missing, send, signedOut } from "./api.js";
+import { now } from "./clock.js";
+import { cli, copyButtons, copyText } from "./copy.js";
+import { ask } from "./dialog.js";
+import { plain, short } from "./format.js";
+import { singleKeys } from "./keys.js";
+import { toast } from "./toast.js";
+import { each, html, signal } from "./view.js";
+
+/** @typedef {{name: string, scope: string, namespaces: string[] | null, created_at: string, expires_at: string | null, last_used: string | null, expired: boolean}} Token */
+
+const DAY = 86400;
+const SCOPES = /** @type {[string, string][]} */ ([["read", "look at everything"], ["write", "and change sessions"], ["admin", "and tokens, gc, erasure"]]);
+
+// What this browser keeps is read where it is used; this only draws the choice anew.
+const kept = signal(0);
+/** @param {string} name @param {string} value @param {() => void} [apply] */
+function keep(name, value, apply) {
+  if (value) localStorage.setItem(name, value);
+  else localStorage.removeItem(name);
+  apply?.();
+  kept.value++;
+}
+
+export function settingsScreen() {
+  const tokens = signal(/** @type {Token[] | null} */ (null));
+  const trouble = signal("");
+  const load = () => get("/tokens").then(({ items }) => (tokens.value = items)).catch((error) => (trouble.value = error.message));
+  if (!missing("admin")) load();
+
+  /** Shown once: the server keeps only its hash. @param {string} name @param {string} text */
+  const show = (name, text) => ask({
+    title: `Token ${plain(name)}`,
+    body: () => html`<p class="lead">It is shown this once; the server keeps only its hash.</p><p class="boxed code mono secret">${text}</p><button type="button" @click=${() => copyText(text, "the token")}>Copy</button>`,
+  });
+
+  function create() {
+    const name = signal("");
+    const scope = signal("read");
+    const days = signal("30");
+    const field = (/** @type {{value: string}} */ s) => (/** @type {Event} */ e) => (s.value = /** @type {HTMLInputElement} */ (e.target).value);
+    const first = tokens.peek()?.length === 0;
+    ask({
+      title: "Create a token?",
+      body: () => html`${first ? html`<p class="card tint-failed">It is the first one: from then on this server asks everybody for a token, this page too. Make it an admin token, or keep the command line at hand.</p>` : null}
+        <label class="field">Name <input required maxlength="200" autofocus .value=${name.value} @input=${field(name)}></label>
+        <fieldset class="scopes"><legend>Scope</legend>${SCOPES.map(([word, text]) => html`<label><input type="radio" name="scope" value=${word} .checked=${scope.value === word} @change=${field(scope)}> <b>${word}</b> <span class="soft">${text}</span></label>`)}</fieldset>
+        <label class="field">Days until it expires, empty for never <input type="number" min="1" max="3650" .value=${days.value} @input=${field(days)}></label>`,
+      copy: () => copyButtons({ cli: cli(["token", "create", name.value || "NAME", "--scope", scope.value, ...(days.value ? ["--expires", `${days.value}d`] : [])]) }),
+      verb: "Create the token",
+      act: async () => {
+        const body = { name: name.value, scope: scope.value, ...(days.value && { expires_at: new Date(Date.now() + Number(days.value) * DAY * 1000).toISOString() }) };
+        const made = await send("POST", "/tokens", { body, key: freshKey() });
+        show(made.name, made.token);
+        load();
+      },
+    });
+  }
+
+  /** @param {Token} token */
+  const rotate = ({ name }) => ask({
+    title: `Rotate token ${plain(name)}?`,
+    body: () => html`<p class="lead">It gets a new secret; the old one is refused from then on, on every server.</p>`,
+    copy: () => copyButtons({ cli: cli(["token", "rotate", name]) }),
+    verb: "Rotate the token",
+    act: async () => show(name, (await send("POST", `/tokens/${encodeURIComponent(name)}/rotate`)).token),
+  });
+
+  /** @param {Token} token */
+  const revoke = ({ name }) => ask({
+    title: `Revoke token ${plain(name)}?`,
+    body: () => html`<p class="lead">Whatever uses it is refused from then on. The last admin token cannot be revoked.</p>`,
+    copy: () => copyButtons({ cli: cli(["token", "revoke", name]) }),
+    verb: "Revoke the token",
+    danger: true,
+    act: async () => {
+      await send("DELETE", `/tokens/${encodeURIComponent(name)}`);
+      load();
+      toast(`Revoked ${plain(name)}.`);
+    },
+  });
+
+  async function signOut() {
+    await send("DELETE", "/me");
+    me.value = null;
+    signedOut.value = true;
+  }
+
+  /** @param {Token} token */
+  function row(token) {
+    const { name, scope, namespaces, last_used: used, expires_at: expires, expired } = token;
+    const left = expires ? Date.parse(expires) / 1000 - now.value : Infinity;
+    return html`<tr><td><b>${plain(name)}</b>${name === me.value?.name ? html` <span class="badge">this page</span>` : null}</td><td class="mono">${scope}</td><td>${namespaces ? plain(namespaces.join(", ")) : "all"}</td>
+      <td class="c-number">${used ? `${short(now.value - Date.parse(used) / 1000)} ago` : "never"}</td><td class=${`c-number ${expired ? "s-failed" : left < 7 * DAY ? "s-paused" : ""}`}>${expired ? "expired" : expires ? `in ${short(left)}` : "never"}</td>
+      <td class="c-number"><button class="quiet" @click=${() => rotate(token)}>Rotate</button><button class="quiet s-failed" @click=${() => revoke(token)}>Revoke…</button></td></tr>`;
+  }
+
+  /** @param {string} text @param {[string, string][]} choices value and word @param {string} value @param {(value: string) => void} choose */
+  const choice = (text, choices, value, choose) => html`<div><dt>${text}</dt><dd><span class="segments">${choices.map(([v, word]) => html`<button aria-pressed=${String(v === value)} @click=${() => choose(v)}>${word}</button>`)}</span></dd></div>`;
+
+  function view() {
+    void kept.value;
+    const mine = me.value;
+    const why = missing("admin");
+    return html`<h1>Settings</h1><div class="settings"><section class="panel" aria-label="Tokens"><header class="panel-head"><h2>Tokens</h2><span class="soft">stored hashed; a new one is shown once</span><span class="push"></span>
+        <button disabled=${Boolean(why)} title=${why || null} @click=${create}>New token…</button></header>
+        ${why ? html`<p class="pad soft">${why}</p>` : trouble.value ? html`<p class="pad trouble">${trouble.value}</p>` : !tokens.value ? null : tokens.value.length
+          ? html`<div class="table-wrap"><table class="tokens"><thead><tr><th>Name</th><th>Scope</th><th>Namespaces</th><th class="c-number">Last used</th><th class="c-number">Expires</th><th><span class="hidden">Actions</span></th></tr></thead><tbody>${each(tokens.value, ({ name }) => name, row)}</tbody></table></div>`
+          : html`<p class="pad soft">There is no token: everybody on this machine may do everything, and nobody from elsewhere anything.</p>`}</section>
+      <div class="stack"><section class="panel" aria-label="This browser"><header class="panel-head"><h2>This browser</h2></header><dl class="facts">
+        ${choice("Theme", [["light", "light"], ["dark", "dark"], ["", "system"]], localStorage.getItem("saveslot.theme") ?? "", (value) => keep("saveslot.theme", value, () => (document.documentElement.dataset.theme = value)))}
+        ${choice("Times", [["", "UTC"], ["local", "local"]], localStorage.getItem("saveslot.times") ?? "", (value) => keep("saveslot.times", value))}
+        ${choice("Single keys", [["", "on"], ["off", "off"]], singleKeys() ? "" : "off", (value) => keep("saveslot.keys", value))}</dl></section>
+      <section class="panel" aria-label="This server"><header class="panel-head"><h2>This server</h2></header><dl class="facts">
+        <div><dt>You are</dt><dd>${mine?.name ? plain(mine.name) : "a person at this machine"}</dd></div><div><dt>Scope</dt><dd>${mine?.scopes.join(", ")}</dd></div><div><dt>Namespaces</dt><dd>${mine?.namespaces ? plain(mine.namespaces.join(", ")) : "all"}</dd></div>
+        ${mine?.version ? html`<div><dt>Version</dt><dd>${mine.version}</dd></div>` : null}${mine?.store ? html`<div><dt>Store</dt><dd>${plain(mine.store)}</dd></div>` : null}
+        ${mine?.name ? html`<div><dt></dt><dd><button @click=${signOut}>Sign out</button></dd></div>` : null}</dl></section></div></div>`;
+  }
+
+  return { title: "Settings", view, dispose: () => {} };
+}

@@ -1,0 +1,130 @@
+"""What happens elsewhere while the page is open: first sessions, deaths, takeovers, a server that is gone."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+from playwright.sync_api import expect
+
+from tests.page.api import call, get, post
+from tests.page.conftest import Watched, free_port, serving
+
+# A worker that holds a session until it is killed; it counts as dead after TTL seconds.
+TTL = 3.0
+HOLDER = """
+import asyncio, sys, saveslot
+async def main(store, ttl):
+    async with saveslot.open(store, worker_beat=ttl / 3, worker_ttl=ttl) as sessions:
+        async with sessions.hold("held-1", create="tutor") as held:
+            await held.checkpoint("asked", {"n": 1})
+            print("held", flush=True)
+            await asyncio.sleep(600)
+asyncio.run(main(sys.argv[1], float(sys.argv[2])))
+"""
+CLAIMER = """
+import asyncio, sys, saveslot
+async def main(store):
+    async with saveslot.open(store) as sessions:
+        async for held in sessions.claims(agent_type="tutor"):
+            async with held:
+                await held.checkpoint("answered", put={"n": 2})
+            if held.session.session_id == "held-1":
+                return
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_first_session_appears_by_itself(chromium, tmp_path):
+    """An empty store shows what a tape is; once the demo runs, Now opens without a reload, and its tapes are whole."""
+    store = str(tmp_path / "empty.db")
+    with serving(store) as url:
+        watched = Watched(chromium, url)
+        page = watched.open("/")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Nothing saved here yet.")
+        subprocess.run(
+            [sys.executable, "-m", "saveslot", "demo", "--fast", "--store", store],
+            check=True,
+            capture_output=True,
+            timeout=300,
+        )
+        expect(page.locator(".counters")).to_be_visible()
+        sessions = get(url, "/sessions")["items"]
+        logs = {
+            row["session_id"]: get(url, f"/sessions/{row['session_id']}/log?limit=500")["items"] for row in sessions
+        }
+        taken = next(name for name, log in logs.items() if any(entry["from"] for entry in log))
+        page.goto(f"{url}/sessions/{taken}")
+        expect(page.get_by_role("slider")).to_be_visible()
+        kinds = [entry["kind"] for entry in logs[taken]]
+        expect(page.locator(".tape .torn.died")).to_have_count(kinds.count("claimed"))
+        expect(page.locator(".tape rect.notch")).to_have_count(kinds.count("checkpoint"))
+        page.context.close()
+        watched.check()
+
+
+def test_killed_worker_shows_as_an_orphan_until_it_is_claimed(watched, url, store):
+    """A worker killed with -9 is an orphan in sentence, row, list and tape; a claim ends that, and the gap is drawn."""
+    argv = [sys.executable, "-c", HOLDER, str(store), str(TTL)]
+    holder = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    page = watched.open("/")
+    expect(page.locator(".wall")).to_contain_text("held-1")
+    session = watched.open("/sessions/held-1")
+    expect(session.locator(".headline .chip")).to_have_text("active")
+    died = time.time()
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    holder.stdout.close()
+    expect(page.locator("tr.need", has_text="held-1")).to_contain_text("orphaned")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("2 orphaned")
+    expect(page).to_have_title("(4) saveslot")
+    subprocess.run([sys.executable, "-c", CLAIMER, str(store)], check=True, timeout=120)
+    claimed = time.time()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("failed in the last hour")
+    expect(page.locator("tr.need", has_text="held-1")).to_have_count(0)
+    expect(session.locator(".tape .torn.died")).to_have_count(1)
+    row = session.locator(".log-row.death")
+    expect(row).to_contain_text("✗ died")
+    [gap] = [entry for entry in get(url, "/sessions/held-1/log")["items"] if entry["from"]]
+    assert gap["from"]["silent_since"]
+    assert claimed - died < 300
+
+
+def test_lost_server_is_told_and_nothing_is_missed(chromium, store):
+    """Without an answer a banner says since when, and nothing can be done; on return what came meanwhile is there."""
+    port = free_port()
+    with serving(str(store), port) as url:
+        watched = Watched(chromium, url)
+        watched.expected = ["ERR_CONNECTION", "ERR_INCOMPLETE", "Failed to load resource", "ERR_EMPTY", "ERR_NETWORK"]
+        page = watched.open("/sessions/trip-lisbon")
+        expect(page.get_by_role("slider")).to_be_visible()
+        expect(page.locator(".actions button").first).to_be_visible()
+    expect(page.locator(".banner")).to_contain_text("No answer from the server")
+    expect(page.locator(".actions").get_by_role("button", name="Pause")).to_be_disabled()
+    with serving(str(store), port) as url:
+        post(url, "/sessions/trip-lisbon/checkpoints", {"name": "meanwhile", "put": {"x": 1}})
+        page.locator(".banner button").click()
+        expect(page.locator(".banner")).to_have_count(0)
+        expect(page.locator(".log-row", has_text="meanwhile")).to_have_count(1)
+        expect(page.locator(".actions").get_by_role("button", name="Pause")).to_be_enabled()
+        seqs = [row["seq"] for row in get(url, "/sessions/trip-lisbon/log?limit=500")["items"]]
+        expect(page.locator(".log .panel-head")).to_contain_text(f"{len(seqs)} entries")
+        page.context.close()
+    watched.check()
+
+
+def test_a_second_window_follows(watched, url):
+    """A checkpoint of another writer moves a playhead that stands at the newest entry, and no other."""
+    following = watched.open("/sessions/trip-lisbon")
+    staying = watched.open("/sessions/trip-lisbon?at=5")
+    expect(following.get_by_role("slider")).to_be_visible()
+    expect(staying.get_by_role("slider")).to_be_visible()
+    following.wait_for_timeout(1500)
+    call(url, "POST", "/sessions/trip-lisbon/checkpoints", {"name": "later", "put": {"x": 1}})
+    newest = get(url, "/sessions/trip-lisbon/log")["entries"]
+    expect(following.get_by_role("slider")).to_have_attribute("aria-valuenow", str(newest))
+    expect(staying.get_by_text("newer →")).to_be_visible()
+    expect(staying.get_by_role("slider")).to_have_attribute("aria-valuenow", "5")
