@@ -10,8 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from saveslot import codec
 from saveslot.codec.blocks import Head, opened
-from saveslot.codec.copies import MAX_COPIES
-from saveslot.codec.ends import common_ends
+from saveslot.codec.common import MAX_COPIES, common_ends
 from saveslot.codec.frame import LONG, PATCH, unpack
 from saveslot.codec.patch import Change, Copy
 from saveslot.errors import InvalidInput

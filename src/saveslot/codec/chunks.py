@@ -53,7 +53,8 @@ def encode_keys(
     """
     long = _long(value, limit)
     if not long:
-        return *encode_short(value, path, limit), NOTHING
+        texts_, size, tagged = encode_short(value, path, limit)
+        return texts_, size, tagged, NOTHING
     rest, _, tagged = encode_short({key: item for key, item in value.items() if key not in long}, path, limit)
     chunks: dict[str, Chunks] = {}
     done: dict[str, bytes | bytearray] = {}
@@ -72,14 +73,11 @@ def encode_keys(
     return done, size, tagged, chunks
 
 
-def _long(value: Any, limit: int) -> frozenset[str]:
+def _long(value: Any, limit: int) -> list[str]:
     if type(value) is not dict:
-        return frozenset()
-    return frozenset(
-        key
-        for key, item in cast("dict[str, Any]", value).items()
-        if type(item) is list and LONG <= len(cast("list[Any]", item)) <= limit
-    )
+        return []
+    items = cast("dict[str, Any]", value).items()
+    return [key for key, item in items if type(item) is list and LONG <= len(cast("list[Any]", item)) <= limit]
 
 
 def _encode(

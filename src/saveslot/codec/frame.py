@@ -1,6 +1,6 @@
 """Frames: bytes as they are stored. FORMAT.md shows them byte by byte.
 
-    02 | flags | raw length | body                             lengths are varints
+    02 | flags | raw length | body                             lengths are varint
     02 | flags + 64 | raw length | stored length | head | blocks    (`blocks.py`)
     01 | 08 | nonce | AES-256-GCM of a frame                   sealed (`cipher.py`)
     flags: 1 patch, 2 zstd, 4 holds tagged values, 32 zstd by our dictionary, 64 followed by blocks
@@ -112,20 +112,23 @@ def pack(body: bytes, *, patch: bool, tagged: bool, version: int = VERSION_2, bl
         flags |= how
     if not blocks:
         return bytes((version, flags)) + varint(size) + body
-    return b"".join((bytes((version, flags | LONG)), varint(size), varint(len(body)), body, *blocks))
+    return b"".join((bytes((version, flags | LONG)), varint(size, len(body)), body, *blocks))
 
 
 def _compressed(body: bytes, size: int) -> tuple[bytes, int]:
     """Return the shortest form of a body, and its flags."""
-    forms = [(body, 0)]
+    shortest, flags = body, 0
     if size <= SMALL:
         small = _tools.small_writer.compress(body)
         if len(small) < FITTING * size:
             return small, _BY_DICTIONARY
-        forms.append((small, _BY_DICTIONARY))
+        if len(small) < size:
+            shortest, flags = small, _BY_DICTIONARY
     if size >= WORTH_ALONE:
-        forms.append((_tools.writer.compress(body), ZSTD))
-    return min(forms, key=lambda form: len(form[0]))
+        small = _tools.writer.compress(body)
+        if len(small) < len(shortest):
+            return small, ZSTD
+    return shortest, flags
 
 
 def unpack(frame: bytes) -> Frame:

@@ -30,8 +30,9 @@ def note(value: Any, path: str, limit: int = MAX_STATE, changes: Changes = UNCHA
 def noted(text: bytes, tagged: bool, changes: Changes = UNCHANGED) -> bytes:  # noqa: FBT001  (as `encode` returns them)
     if not changes:
         return add_checksum(pack(text, patch=False, tagged=tagged, version=VERSION))
-    body: list[Any] = [text if text != b"{}" else b"", dict(islice(changes.items(), MAX_NAMED))]
+    body: list[Any] = [text if text != b"{}" else b"", changes]
     if len(changes) > MAX_NAMED:
+        body[1] = dict(islice(changes.items(), MAX_NAMED))
         kinds = Counter(_kind_of_change(what) for what in islice(changes.values(), MAX_NAMED, None))
         body.append([kinds["added"], kinds["removed"], kinds["changed"]])
     return add_checksum(pack(_pack(body), patch=False, tagged=tagged))

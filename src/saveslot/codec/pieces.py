@@ -29,10 +29,13 @@ def composed(tables: Mapping[str, Table], base: Mapping[str, int], changes: Sequ
     """Return the tables after these changes. `base`: lengths of the texts of the base."""
     after = dict(tables)
     for change in changes:
-        key, front, back = change.key, change.front, change.back
+        key, front, back, parts = change.key, change.front, change.back, change.parts
+        if front < WORTH_NAMING and back < WORTH_NAMING and not (parts and any(type(part) is Copy for part in parts)):
+            after[key] = [(change.length, None, 0)]
+            continue
         table = _of(key, tables, base)
         pieces = _slice(table, 0, front) if front else []
-        for part in change.parts:
+        for part in parts:
             if isinstance(part, Copy):
                 pieces += _copied(part, tables, base)
             else:
@@ -74,15 +77,16 @@ def _joined(pieces: Sequence[Piece]) -> list[Piece]:
     """Join neighbours that continue one another."""
     joined: list[Piece] = []
     known, end = "", -1  # of the last one
-    for size, source, offset in pieces:
-        if not size:
-            continue
-        key, at = (source, offset) if size >= WORTH_NAMING else (None, 0)
+    for piece in pieces:
+        size, key, at = piece
+        if key is not None and size < WORTH_NAMING:
+            piece = (size, None, 0)  # noqa: PLW2901
+            _, key, at = piece
         if joined and key == known and (key is None or at == end):
             before, _, first = joined[-1]
             joined[-1] = (before + size, key, first)
-        else:
-            joined.append((size, key, at))
+        elif size:
+            joined.append(piece)
         known, end = key, at + size
     return joined
 

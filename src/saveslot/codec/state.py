@@ -7,7 +7,7 @@ new entry with an old recipe.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,7 +16,7 @@ from saveslot.codec import format_1
 from saveslot.codec.blocks import BLOCK, MAX_TABLE, SMALL, Blocks, Head, Spot, opened, packed, patch_body
 from saveslot.codec.chunks import Chunks
 from saveslot.codec.frame import PATCH, VERSION, chained, pack, unpack
-from saveslot.codec.marks import after as marks_after, mark
+from saveslot.codec.marks import EVERY, after as marks_after, mark
 from saveslot.codec.patch import Change, Text, Texts, apply, checked, key_changes
 from saveslot.codec.pieces import MAX_PIECES, Tables, change_of, composed
 from saveslot.codec.text import decode, size_of
@@ -55,7 +55,7 @@ class State(msgspec.Struct, eq=False):
 
     @property
     def memory(self) -> int:
-        return self.weight + sum(known.weight for known in self.chunks.values())
+        return self.weight + sum([known.weight for known in self.chunks.values()]) if self.chunks else self.weight
 
     def value(self) -> dict[str, Any]:
         return {key: decode(text, tagged=self.tagged) for key, text in self.texts.items()}
@@ -197,39 +197,26 @@ class Diff(NamedTuple):
     order: list[str]
     seen: Changes
 
-    def __bool__(self) -> bool:
-        return bool(self.changes or self.removed or self.order)
-
 
 def finished(after: State, before: State | None, diff: Diff) -> Written:
     """Encode a state whose texts are known, as the change since `before`: a short patch, a long one, or a keyframe."""
     if before is None:
         return _keyframe(after, diff.seen)
-    if not diff:
+    if not (diff.changes or diff.removed or diff.order):
         after.recipe, after.digest, after.tip = before.recipe, before.digest, before.tip
         after.stand, after.tables = before.stand, before.tables
         return Written(None, after)
     if not before.recipe.base:  # of format 1
         return _keyframe(after, diff.seen)
-    after.stand = before.stand
-    after.tables = composed(before.tables, before.stand.lengths, diff.changes)
-    short = _short(after, before, diff)
-    if short is None:
-        return _long(after, diff.seen) or _keyframe(after, diff.seen)
-    return short if not after.recipe.wasteful else _keyframe(after, diff.seen)
-
-
-def _short(after: State, before: State, diff: Diff) -> Written | None:
-    """Return a patch with this change alone, or None when it is time for a long one."""
-    if len(after.tables) > 1 and sum(map(len, after.tables.values())) > MAX_PIECES:
-        return None
     body = patch_body(diff.changes, diff.removed, diff.order)
     recipe = before.recipe.with_short(before.tip, after.tip, len(body), after.weight) if len(body) <= BLOCK else None
-    if recipe is None:
-        return None
+    if recipe is not None and recipe.wasteful:
+        return _keyframe(after, diff.seen)
+    after.stand = before.stand
+    after.tables = composed(before.tables, before.stand.lengths, diff.changes)
+    if recipe is None or (len(after.tables) > 1 and sum(map(len, after.tables.values())) > MAX_PIECES):
+        return _long(after, diff.seen) or _keyframe(after, diff.seen)
     after.recipe = recipe
-    if recipe.wasteful:
-        return Written(None, after)
     frame = pack(body, patch=True, tagged=after.tagged)
     after.digest = chained(before.digest, frame)
     return Written(frame, after, recipe.base, diff.seen)
@@ -258,9 +245,7 @@ def _long(after: State, seen: Changes) -> Written | None:
         return [Spot(key, seq - changed[key], len(text)) for key, text in after.texts.items()]
 
     keys = key_changes(list(stand.lengths), list(after.texts))
-    literals = [*_literals(changes, after.texts)]
-    frame, raw = packed(changes, keys, literals, table, patch=True, tagged=after.tagged)
-    literals.clear()
+    frame, raw = packed(changes, keys, after.texts, table, patch=True, tagged=after.tagged)
     after.recipe = Recipe(seq, (), 0, stand.raw + raw, 0, after.weight)
     if after.recipe.wasteful:
         return None
@@ -274,24 +259,10 @@ def _long(after: State, seen: Changes) -> Written | None:
 def _keyframe(after: State, seen: Changes) -> Written:
     seq = after.tip
     changes = [Change(key, 0, 0, [len(text)]) for key, text in after.texts.items()]
-    marks = {change.key: mark((), 0, change, after.texts[change.key]) for change in changes}
-    literals = [*_literals(changes, after.texts)]
-    frame, raw = packed(changes, ([], []), literals, list, patch=False, tagged=after.tagged)
-    literals.clear()
+    long = [change for change in changes if len(after.texts[change.key]) > EVERY]
+    marks = {change.key: mark((), 0, change, after.texts[change.key]) for change in long}
+    frame, raw = packed(changes, ([], []), after.texts, list, patch=False, tagged=after.tagged)
     after.recipe, after.digest = Recipe(seq, (), 0, raw, 0, after.weight), chained(b"", frame)
     after.stand = _standing(after, seq, after.digest, raw, marks, dict.fromkeys(after.texts, seq))
     after.tables = {}
     return Written(frame, after, 0, seen)
-
-
-def _literals(changes: Sequence[Change], texts: Texts) -> Iterator[memoryview]:
-    """Yield the new bytes that these changes give by their lengths."""
-    for change in changes:
-        at = change.front
-        text = memoryview(texts[change.key])
-        for part in change.parts:
-            if isinstance(part, int):
-                yield text[at : at + part]
-                at += part
-            else:
-                at += part.length if not isinstance(part, bytes) else len(part)

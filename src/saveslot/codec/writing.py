@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from saveslot.codec.chunks import NOTHING, Chunks, encode_keys
-from saveslot.codec.copies import Search
-from saveslot.codec.ends import common_ends
+from saveslot.codec.common import Search, common_ends
 from saveslot.codec.items import tail
 from saveslot.codec.marks import items_of
 from saveslot.codec.patch import MAX_WHOLE, Change, Text, Texts, key_changes

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
-from saveslot.codec.ends import common_ends
+from saveslot.codec.common import common_ends
 from saveslot.codec.patch import Text
 from saveslot.errors import Corrupt, NotFound
 from saveslot.session.timeline import Timeline, note_of

@@ -459,8 +459,15 @@ async def checkpoint(
             draft = save.draft(log, state)
             if value is not None:
                 draft.landed = partial(advance, value)
-            author = passerby(sessions, session_id, value, version, alone=True)
-            if await send(author, log, draft, lambda: content("_checkpoint", session, save)) is not None:
+            if (
+                await send(
+                    log,
+                    draft,
+                    lambda: passerby(sessions, session_id, value, version, alone=True),
+                    lambda: content("_checkpoint", session, save),
+                )
+                is not None
+            ):
                 return draft.stored(Checkpoint)
         except InvalidTransition:
             pass  # another manager may have revived the session: look in the store

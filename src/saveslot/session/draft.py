@@ -266,7 +266,9 @@ class Draft:
         """Return an entry of this landed draft (default: the last one) as a checkpoint."""
         entry = entry or self.group.entries[-1]
         encoded = self._metadata.get(entry.seq)
-        metadata = None if encoded is None else codec.decode(encoded[0], tagged=encoded[1])
+        metadata: Data | None = None
+        if encoded is not None:
+            metadata = {} if encoded is NONE else codec.decode(encoded[0], tagged=encoded[1])
         return self.timelines[entry.seq - self.group.entries[0].seq].checkpoint(entry, checkpoint, metadata)
 
     def _entry(self, kind: Kind, name: str, at: int = 0, append_id: bytes | None = None) -> Entry:

@@ -444,7 +444,7 @@ class Held(AsyncSteps):
             log.refused = False
             try:
                 draft = self.saving(save, log, state, own=own)
-                if await send(self, log, draft, lambda: content("_checkpoint", save, own)) is not None:
+                if await send(log, draft, lambda: self, lambda: content("_checkpoint", save, own)) is not None:
                     return draft.stored(Checkpoint)
             finally:
                 log.turns.give()

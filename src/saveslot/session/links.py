@@ -133,8 +133,7 @@ class LinkedStore(ForkGuard):
                 entry.digest += link
                 times = ()
         verdicts = await self._inner.append(groups, together=together)
-        for n, verdict in enumerate(verdicts):
-            group = groups[n]
+        for group, verdict in zip(groups, verdicts, strict=True):
             if verdict.outcome is APPENDED:
                 last = group.entries[-1]
                 tips[group.key] = (last.append_id, last.digest[-LINK:], verdict.times[-REACH:])

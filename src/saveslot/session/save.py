@@ -33,19 +33,29 @@ class Save(msgspec.Struct):
     request: bytes = b""  # of a call with an idempotency key
 
     @property
-    def edits(self) -> codec.Edits | None:
-        """The changes of single keys; None if there are none."""
-        if self.put is self.drop is self.append is self.cut is None:
-            return None
+    def edits(self) -> codec.Edits:
+        """The changes of single keys."""
         return codec.Edits(self.put or {}, self.drop or (), self.append or {}, self.cut or {})
+
+    @property
+    def edited(self) -> bool:
+        """True if single keys are named."""
+        return not (self.put is self.drop is self.append is self.cut is None)
 
     @property
     def whole(self) -> bool:
         """True if no part of the state is named: all of it is saved, or kept."""
-        return self.patch is None and self.edits is None
+        return self.patch is None and not self.edited
 
     def checked(self) -> Self:
         as_name(self.name, "name")
+        if isinstance(self.metadata, dict) and LABELS in self.metadata:
+            as_labels(self.metadata[LABELS], f"metadata.{LABELS}")
+        if not self.whole:
+            self._check_edits()
+        return self
+
+    def _check_edits(self) -> None:
         for part, what in (("put", "values"), ("append", "lists"), ("cut", "numbers")):
             value = getattr(self, part)
             if value is not None and not isinstance(value, Mapping):
@@ -55,13 +65,10 @@ class Save(msgspec.Struct):
             if not isinstance(keys, list | tuple | set | frozenset):
                 raise InvalidInput("drop", f"must be a list of keys, not {type(keys).__name__}")
             self.drop = [*dict.fromkeys(checked_key(key, "drop") for key in cast("list[Any]", keys))]
-        if isinstance(self.metadata, dict) and LABELS in self.metadata:
-            as_labels(self.metadata[LABELS], f"metadata.{LABELS}")
-        if (self.data is not None) + (self.patch is not None) + (self.edits is not None) > 1:
+        if (self.data is not None) + (self.patch is not None) + self.edited > 1:
             raise InvalidInput(
                 "checkpoint", "pass only one of data, patch, and changes of keys (put, drop, append, cut)"
             )
-        return self
 
     def copied(self, limit: int) -> Self:
         """Copy the arguments in place: the caller may change its own while the write waits its turn."""
@@ -74,24 +81,27 @@ class Save(msgspec.Struct):
         """Draft the checkpoint after the log's newest state."""
         follow(log.at.state, "checkpoint")
         draft = log.draft()
-        edits = self.edits if self.patch is None else _as_edits(state, self.patch)
-        if edits is not None and self.patch is not None:
-            try:
-                draft.changed(self.name, edits, self.metadata)
-            except InvalidInput as exc:
-                raise InvalidInput(exc.path.replace("put", "data", 1), exc.reason) from None
-            except TooLarge as exc:
-                raise TooLarge("data", limit=exc.limit, size=exc.size) from None
-        elif edits is not None:
-            draft.changed(self.name, edits, self.metadata)
-        elif self.patch is not None:
-            draft.checkpoint(self.name, difference.patched(state.value(), self.patch), self.metadata)
+        if self.patch is not None:
+            self._patch(draft, state, self.patch)
         elif self.data is not None:
             draft.checkpoint(self.name, self.data, self.metadata)
         else:
-            draft.changed(self.name, codec.Edits(), self.metadata)
-        draft.group.entries[-1].request = self.request
+            draft.changed(self.name, self.edits, self.metadata)
+        if self.request:
+            draft.group.entries[-1].request = self.request
         return draft
+
+    def _patch(self, draft: Draft, state: codec.State, patch: Sequence[Mapping[str, Any]]) -> None:
+        edits = _as_edits(state, patch)
+        if edits is None:
+            draft.checkpoint(self.name, difference.patched(state.value(), patch), self.metadata)
+            return
+        try:
+            draft.changed(self.name, edits, self.metadata)
+        except InvalidInput as exc:
+            raise InvalidInput(exc.path.replace("put", "data", 1), exc.reason) from None
+        except TooLarge as exc:
+            raise TooLarge("data", limit=exc.limit, size=exc.size) from None
 
     def requested(self, key: str | None) -> Self:
         """Note the call's request: its content is what was given."""

@@ -46,7 +46,7 @@ class WorkingCopy:
         if isinstance(save.data, dict):
             data = {key: value if now.get(key) is value else copied(value) for key, value in save.data.items()}
             return lambda copy: _replace(copy, data)
-        if save.edits is not None:
+        if save.edited:
             put = {key: value if now.get(key) is value else copied(value) for key, value in (save.put or {}).items()}
             items: dict[str, Any] = copied(dict(save.append or {}), "append")
             cut = dict(save.cut or {})

@@ -335,7 +335,11 @@ _LENGTH = f"must be {ID} bytes"
 REQUEST = 32
 _STATES = frozenset(SessionState)
 _KINDS = frozenset(Kind)
+_CREATED, _TOMBSTONE = Kind.CREATED, Kind.TOMBSTONE
+_REQUESTS = frozenset({0, REQUEST})
+_REQUEST_LENGTH = f"must be {REQUEST} bytes, or none"
 _UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")
+_ODD_TEXT = "contains a NUL or half of a surrogate pair, which databases refuse"
 
 
 def checked(group: Group) -> Group:
@@ -344,32 +348,41 @@ def checked(group: Group) -> Group:
     This is the part of the log's rule that needs no store. Stores do not check on the hot path: their callers build
     groups from a `Draft`. The memory store does, and so does anything that takes groups from another process.
     """
-    _need(len(group.key) == ID, "key", _LENGTH)
-    _need(len(group.entries) > 0, "entries", "must not be empty")
-    if group.create is None:
-        _need(group.prev is not None and len(group.prev) == ID, "prev", f"{_LENGTH}: the entry to follow")
-        _need(group.entries[0].seq > 1, "entries[0].seq", "must be 2 or more: entry 1 creates the session")
-    else:
+    entries = group.entries
+    if len(group.key) != ID:
+        raise InvalidInput("key", _LENGTH)
+    if not entries:
+        raise InvalidInput("entries", "must not be empty")
+    if group.create is not None:
         _check_creation(group, group.create)
+    elif group.prev is None or len(group.prev) != ID:
+        raise InvalidInput("prev", f"{_LENGTH}: the entry to follow")
+    elif entries[0].seq <= 1:
+        raise InvalidInput("entries[0].seq", "must be 2 or more: entry 1 creates the session")
     before: Entry | None = None
-    for n, entry in enumerate(group.entries):
-        _check_entry(entry, before, n, first=group.create is not None)
+    for n, entry in enumerate(entries):
+        _check_entry(entry, n, first=group.create is not None)
+        if before is not None:
+            _check_order(entry, before, n)
+        if (entry.kind is _TOMBSTONE) != (group.delete and entry is entries[-1]):
+            raise InvalidInput("delete", "must be set if and only if the last entry is a tombstone")
         before = entry
-    last = group.entries[-1]
-    graves = [n for n, entry in enumerate(group.entries) if entry.kind is Kind.TOMBSTONE]
-    _need(
-        graves == ([len(group.entries) - 1] if group.delete else []),
-        "delete",
-        "must be set if and only if the last entry is a tombstone",
-    )
-    _need(group.state is None or group.state in _STATES, "state", "is not a state of a session: {!r}", group.state)
-    _need(group.owner is None or len(group.owner) == ID, "owner", _LENGTH)
-    _need(group.owner is None or last.lease is not None, "owner", "needs a lease in the last entry")
-    _need(group.only_stale >= 0, "only_stale", "must be 0 or more microseconds")
-    _need(group.only_orphan is None or group.only_orphan >= 0, "only_orphan", "must be 0 or more microseconds")
-    _check_labels(group.labels or {}, "labels")
-    requests = [entry.request[:ID] for entry in group.entries if entry.request]
-    _need(len({*requests}) == len(requests), "entries", "must not repeat a request")
+    if group.state is not None and group.state not in _STATES:
+        raise InvalidInput("state", f"is not a state of a session: {group.state!r}")
+    if group.owner is not None and len(group.owner) != ID:
+        raise InvalidInput("owner", _LENGTH)
+    if group.owner is not None and entries[-1].lease is None:
+        raise InvalidInput("owner", "needs a lease in the last entry")
+    if group.only_stale < 0:
+        raise InvalidInput("only_stale", "must be 0 or more microseconds")
+    if group.only_orphan is not None and group.only_orphan < 0:
+        raise InvalidInput("only_orphan", "must be 0 or more microseconds")
+    if group.labels:
+        _check_labels(group.labels, "labels")
+    if len(entries) > 1:
+        requests = [entry.request[:ID] for entry in entries if entry.request]
+        if len({*requests}) < len(requests):
+            raise InvalidInput("entries", "must not repeat a request")
     return group
 
 
@@ -379,64 +392,89 @@ def checked_together(groups: Sequence[Group]) -> Sequence[Group]:
     ids = [(row.namespace, row.session_id) for row in created]
     requests = [(row.namespace, row.request[:ID]) for row in created if row.request]
     for names, what in (([group.key for group in groups], "session"), (ids, "id"), (requests, "request")):
-        _need(len({*names}) == len(names), "groups", f"must not name a {what} twice")
-    guarded = any(group.only_stale or group.only_orphan is not None for group in groups)
-    _need(not guarded, "groups", "must not have only_stale or only_orphan")
+        if len({*names}) < len(names):
+            raise InvalidInput("groups", f"must not name a {what} twice")
+    if any(group.only_stale or group.only_orphan is not None for group in groups):
+        raise InvalidInput("groups", "must not have only_stale or only_orphan")
     return groups
 
 
 def _check_creation(group: Group, row: Row) -> None:
-    _need(group.prev is None, "prev", "must be None: nothing comes before a session's first entry")
-    _need(group.entries[0].seq == 1, "entries[0].seq", "must be 1, the first of a session")
-    _need(row.key == group.key, "create.key", "is not the group's key")
-    _need(bool(row.namespace), "create.namespace", "must not be empty")
-    _need(bool(row.session_id), "create.session_id", "must not be empty")
-    _need(row.state in _STATES, "create.state", f"is not a state of a session: {row.state!r}")
-    _need(not group.only_stale, "only_stale", "must not be set when a session is created")
-    _need(group.only_orphan is None, "only_orphan", "must not be set when a session is created")
+    for fine, path, reason in (
+        (group.prev is None, "prev", "must be None: nothing comes before a session's first entry"),
+        (group.entries[0].seq == 1, "entries[0].seq", "must be 1, the first of a session"),
+        (row.key == group.key, "create.key", "is not the group's key"),
+        (bool(row.namespace), "create.namespace", "must not be empty"),
+        (bool(row.session_id), "create.session_id", "must not be empty"),
+        (row.state in _STATES, "create.state", f"is not a state of a session: {row.state!r}"),
+        (not group.only_stale, "only_stale", "must not be set when a session is created"),
+        (group.only_orphan is None, "only_orphan", "must not be set when a session is created"),
+        (len(row.request) in _REQUESTS, "create.request", _REQUEST_LENGTH),
+    ):
+        if not fine:
+            raise InvalidInput(path, reason)
     texts = {"namespace": row.namespace, "session_id": row.session_id, "agent_type": row.agent_type}
     for name, text in {**texts, "user_id": row.user_id}.items():
         _check_text(text, f"create.{name}")
     _check_labels(row.labels, "create.labels")
-    _need(len(row.request) in {0, REQUEST}, "create.request", f"must be {REQUEST} bytes, or none")
 
 
-def _check_entry(entry: Entry, before: Entry | None, n: int, *, first: bool) -> None:
-    """Check entry `n` of a group. `before`: the one before it there; `first`: the group creates the session."""
-    _need(len(entry.append_id) == ID, "append_id", _LENGTH, n=n)
-    _need(entry.kind in _KINDS, "kind", "is unknown: {!r}", entry.kind, n=n)
-    _need(first or entry.kind is not Kind.CREATED, "kind", "CREATED must be in the group that creates a session", n=n)
-    _check_text(entry.name, "name", n)
-    _need(entry.fence >= 0, "fence", "must be 0 or more", n=n)
-    _need(entry.lease is None or len(entry.lease) == ID, "lease", _LENGTH, n=n)
-    _need(entry.lease is None or entry.fence > 0, "fence", "must be 1 or more under a lease", n=n)
-    _need(0 <= entry.data_seq <= entry.seq, "data_seq", "names an entry after this one", n=n)
-    _need(0 <= entry.about_seq <= entry.seq, "about_seq", "names an entry after this one", n=n)
-    _need(0 <= entry.base < entry.seq, "base", "must be 0 or an earlier entry", n=n)
-    _need(len(entry.request) in {0, REQUEST}, "request", f"must be {REQUEST} bytes, or none", n=n)
-    _check_labels(entry.labels, "labels", n)
-    _need(len(entry.digest) in DIGESTS, "digest", "must be 0, 16, 32 or 48 bytes", n=n)
-    _need(len(entry.recipe) <= LONGEST_RECIPE, "recipe", "must be at most {:,} bytes", LONGEST_RECIPE, n=n)
-    if before is None:
-        return
-    _need(entry.seq == before.seq + 1, "seq", "must be {}, not {}", before.seq + 1, entry.seq, n=n)
-    _need(entry.append_id != before.append_id, "append_id", "must differ from the entry's before it", n=n)
-    _need(entry.fence >= before.fence, "fence", "must not fall", n=n)
-    taken = entry.lease is not None and entry.lease != before.lease
-    _need(not taken or entry.fence > before.fence, "fence", "must rise with a new lease", n=n)
+def _check_entry(entry: Entry, n: int, *, first: bool) -> None:
+    """Check entry `n` of a group by itself. `first`: the group creates the session."""
+    seq = entry.seq
+    if len(entry.append_id) != ID:
+        raise _wrong(n, "append_id", _LENGTH)
+    if entry.kind not in _KINDS:
+        raise _wrong(n, "kind", f"is unknown: {entry.kind!r}")
+    if entry.kind is _CREATED and not first:
+        raise _wrong(n, "kind", "CREATED must be in the group that creates a session")
+    if _UNSTORABLE.search(entry.name):
+        raise _wrong(n, "name", _ODD_TEXT)
+    if entry.fence < 0:
+        raise _wrong(n, "fence", "must be 0 or more")
+    if entry.lease is not None:
+        if len(entry.lease) != ID:
+            raise _wrong(n, "lease", _LENGTH)
+        if not entry.fence:
+            raise _wrong(n, "fence", "must be 1 or more under a lease")
+    if not 0 <= entry.data_seq <= seq:
+        raise _wrong(n, "data_seq", "names an entry after this one")
+    if not 0 <= entry.about_seq <= seq:
+        raise _wrong(n, "about_seq", "names an entry after this one")
+    if not 0 <= entry.base < seq:
+        raise _wrong(n, "base", "must be 0 or an earlier entry")
+    if len(entry.request) not in _REQUESTS:
+        raise _wrong(n, "request", _REQUEST_LENGTH)
+    if entry.labels:
+        _check_labels(entry.labels, f"entries[{n}].labels")
+    if len(entry.digest) not in DIGESTS:
+        raise _wrong(n, "digest", "must be 0, 16, 32 or 48 bytes")
+    if len(entry.recipe) > LONGEST_RECIPE:
+        raise _wrong(n, "recipe", f"must be at most {LONGEST_RECIPE:,} bytes")
 
 
-def _check_labels(labels: dict[str, str], path: str, n: int | None = None) -> None:
+def _check_order(entry: Entry, before: Entry, n: int) -> None:
+    """Check entry `n` of a group against the one before it there."""
+    if entry.seq != before.seq + 1:
+        raise _wrong(n, "seq", f"must be {before.seq + 1}, not {entry.seq}")
+    if entry.append_id == before.append_id:
+        raise _wrong(n, "append_id", "must differ from the entry's before it")
+    if entry.fence < before.fence:
+        raise _wrong(n, "fence", "must not fall")
+    if entry.lease is not None and entry.lease != before.lease and entry.fence == before.fence:
+        raise _wrong(n, "fence", "must rise with a new lease")
+
+
+def _check_labels(labels: dict[str, str], path: str) -> None:
     for name, value in labels.items():
-        _check_text(name, path, n)
-        _check_text(value, f"{path}.{name}", n)
+        _check_text(name, path)
+        _check_text(value, f"{path}.{name}")
 
 
-def _check_text(text: str, path: str, n: int | None = None) -> None:
-    _need(not _UNSTORABLE.search(text), path, "contains a NUL or half of a surrogate pair, which databases refuse", n=n)
+def _check_text(text: str, path: str) -> None:
+    if _UNSTORABLE.search(text):
+        raise InvalidInput(path, _ODD_TEXT)
 
 
-def _need(fine: bool, path: str, reason: str, *values: Any, n: int | None = None) -> None:  # noqa: FBT001
-    """`n`: the number of the entry whose field `path` is. Texts are put together only for a refusal."""
-    if not fine:
-        raise InvalidInput(path if n is None else f"entries[{n}].{path}", reason.format(*values))
+def _wrong(n: int, field: str, reason: str) -> InvalidInput:
+    return InvalidInput(f"entries[{n}].{field}", reason)

@@ -67,7 +67,7 @@ class Recipe(msgspec.Struct, frozen=True, gc=False):
             for first, last in self.ranges:
                 numbers += (first - at, last - first)
                 at = last
-        return b"\x02" + b"".join(map(varint, numbers))
+        return b"\x02" + varint(*numbers)
 
     @classmethod
     def unpack(cls, data: bytes, seq: int) -> Recipe:
@@ -164,13 +164,15 @@ def chain(base: int, before: Mapping[int, int]) -> list[int]:
     return seqs[::-1]
 
 
-def varint(number: int) -> bytes:
-    """Encode seven bits per byte, low bits first; the high bit means that more bytes follow: 300 is ac 02."""
-    if number < 0x80:  # noqa: PLR2004
-        return bytes((number,))
-    if number < 0x4000:  # noqa: PLR2004
-        return bytes((number & 0x7F | 0x80, number >> 7))
-    return bytes((number & 0x7F | 0x80,)) + varint(number >> 7)
+def varint(*numbers: int) -> bytes:
+    """Encode numbers: seven bits per byte, low bits first; the high bit means that more bytes follow: 300 is ac 02."""
+    encoded = bytearray()
+    for number in numbers:
+        while number >= 0x80:  # noqa: PLR2004
+            encoded.append(number & 0x7F | 0x80)
+            number >>= 7  # noqa: PLW2901
+        encoded.append(number)
+    return bytes(encoded)
 
 
 def read_varint(data: bytes, at: int, where: str = "a frame") -> tuple[int, int]:

@@ -97,11 +97,11 @@ class MeteredStore(PassingStore):
             raise
         finally:
             self._append.took.add(perf_counter_ns() - start)
-        for n, verdict in enumerate(verdicts):
+        for group, verdict in zip(groups, verdicts, strict=True):
             self._outcomes[verdict.outcome] += 1
             if verdict.outcome is APPENDED:
-                for entry in groups[n].entries:
-                    self._entries += 1
+                self._entries += len(group.entries)
+                for entry in group.entries:
                     self._bytes += len(entry.frame or b"") + len(entry.note or b"")
         return verdicts
 

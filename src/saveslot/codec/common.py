@@ -1,0 +1,143 @@
+"""What a new text has in common with the texts before it: equal ends, and parts that stand elsewhere.
+
+Parts are found by anchors. An anchor is 64 bytes of the new text, looked up in the old ones; the longest match,
+extended both ways, becomes a copy. A small change looks in the ends of each text, where an agent's newest messages
+stand, a large one in whole texts.
+"""
+
+from __future__ import annotations
+
+from saveslot.codec.patch import Copy, Part, Text, Texts
+
+# Bytes that must be equal to count as the same part: shorter ones recur in JSON by chance.
+ANCHOR = 64
+# Bytes of a match: a shorter one takes as many bytes to name, compressed, as to store.
+WORTH_COPYING = 128
+# Bytes. A new text up to this size is looked for in this much of the end of each old one.
+NEAR = 4 * 1024
+# Bytes of old texts searched for one patch: for each new byte, in addition, and in all.
+EFFORT, LEAST, MOST = 64, 64 * 1024, 8 * 1024 * 1024
+# Bytes that one look into a text counts as, at least.
+TRY = 256
+# Copies in one patch.
+MAX_COPIES = 256
+# Bytes compared as one integer, first those at the end, where most texts differ. Longer texts that are equal there are
+# bisected down to this, at memcmp speed.
+AT_ONCE = 32
+
+
+class Search:
+    """Looks for the parts of new texts in the texts before, within limits that count for one patch."""
+
+    def __init__(self, texts: Texts) -> None:
+        self._texts = {key: text for key, text in texts.items() if len(text) >= WORTH_COPYING}
+        self._spent = 0
+        self._copies = 0
+
+    def parts(self, key: str, new: Text, start: int, stop: int, at: int) -> list[Part]:
+        """Return these bytes of a new text as parts. `at`: where they begin to differ in the old text of the key."""
+        if stop - start < WORTH_COPYING:
+            return [bytes(new[start:stop])] if stop > start else []
+        parts: list[Part] = []
+        limit = min(MOST, self._spent + LEAST + EFFORT * (stop - start))
+        near = stop - start <= NEAR
+        done = start
+        while stop - done >= WORTH_COPYING and self._copies < MAX_COPIES and self._spent < limit:
+            found = self._find(key, new, done, stop, at, limit, near=near)
+            if found is None:
+                break
+            there, source, here, length = found
+            if there > done:
+                parts.append(bytes(new[done:there]))
+            parts.append(Copy(source, here, length))
+            self._copies += 1
+            done = there + length
+            if source == key:
+                at = here + length
+        if stop > done:
+            parts.append(bytes(new[done:stop]))
+        return parts
+
+    def _find(
+        self, key: str, new: Text, done: int, stop: int, at: int, limit: int, *, near: bool
+    ) -> tuple[int, str, int, int] | None:
+        """Return the first match: place in the new text, key and place in the old, length. Looks in doubling steps."""
+        ends = self._ends(key, at) if near else b""
+        spent, step = self._spent, 0
+        best: tuple[int, str, int, int] | None = None
+        while best is None and spent < limit and done + step + ANCHOR <= stop:
+            there = done + step
+            step = 2 * step or ANCHOR
+            anchor = new[there : there + ANCHOR]
+            spent += len(ends)
+            if near and ends.rfind(anchor) < 0:
+                continue
+            for source, old in self._texts.items():
+                size, here = len(old), -1
+                if source == key and size > NEAR:  # after the place where they begin to differ
+                    end = min(size, at + NEAR) if near else size
+                    here = old.find(anchor, at, end)
+                    spent += max(TRY, (end if here < 0 else here) - at)
+                if here < 0:  # else the last place
+                    begin = max(0, size - NEAR) if near else 0
+                    here = old.rfind(anchor, begin)
+                    spent += max(TRY, size - max(begin, here))
+                if here >= 0:
+                    more = min(size - here, stop - there) - ANCHOR
+                    more = ANCHOR + common_front(old, here + ANCHOR, new, there + ANCHOR, more)
+                    less = common_back(old, here, new, there, min(here, there - done))
+                    if less + more >= WORTH_COPYING and (best is None or less + more > best[3]):
+                        best = (there - less, source, here - less, less + more)
+                if spent >= limit:
+                    break
+        self._spent = spent
+        return best
+
+    def _ends(self, key: str, at: int) -> bytes:
+        """Return all that a small change is looked for in: most anchors are in none of it."""
+        ends = [old[-NEAR:] for old in self._texts.values()]
+        own = self._texts.get(key, b"")
+        if len(own) > NEAR:
+            ends.append(own[at : at + NEAR])
+        return b"\n".join(ends)  # which no JSON text contains
+
+
+def common_ends(old: Text, new: Text) -> tuple[int, int]:
+    """Return how many bytes two texts share at the front and, of the rest, at the back."""
+    limit = min(len(old), len(new))
+    front = common_front(old, 0, new, 0, limit)
+    return front, common_back(old, len(old), new, len(new), limit - front)
+
+
+def common_front(old: Text, at: int, new: Text, there: int, limit: int) -> int:
+    """Return how many bytes from these places on are equal, up to a limit."""
+    low, high = 0, min(limit, AT_ONCE)
+    if limit > AT_ONCE and old[at : at + AT_ONCE] == new[there : there + AT_ONCE]:
+        low, high = AT_ONCE, limit
+        with memoryview(old) as view:
+            if new.startswith(view[at + low : at + high], there + low):
+                return limit
+            while high - low > AT_ONCE:
+                middle = (low + high) // 2
+                if new.startswith(view[at + low : at + middle], there + low):
+                    low = middle
+                else:
+                    high = middle
+    a, b = old[at + low : at + high], new[there + low : there + high]
+    return high - ((int.from_bytes(a, "big") ^ int.from_bytes(b, "big")).bit_length() + 7) // 8
+
+
+def common_back(old: Text, at: int, new: Text, there: int, limit: int) -> int:
+    """Return how many bytes before these places are equal, up to a limit."""
+    low, high = 0, min(limit, AT_ONCE)
+    if limit > AT_ONCE and old[at - AT_ONCE : at] == new[there - AT_ONCE : there]:
+        low, high = AT_ONCE, limit
+        with memoryview(old) as view:
+            while high - low > AT_ONCE:
+                middle = (low + high) // 2
+                if new.endswith(view[at - middle : at - low], 0, there - low):
+                    low = middle
+                else:
+                    high = middle
+    a, b = old[at - high : at - low], new[there - high : there - low]
+    return high - ((int.from_bytes(a, "little") ^ int.from_bytes(b, "little")).bit_length() + 7) // 8
