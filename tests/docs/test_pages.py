@@ -4,7 +4,8 @@ A page is run from top to bottom in an empty folder, as a reader would:
 
     ```python     a whole script, run as a file would be; a ```text block right after it is what it prints.
                   If its first line names a file, it is written there, and a command below runs it
-    ```console    each `$` line is run by bash, on a terminal of 100 columns; the lines below it are its output
+    ```console    each `$` line is run by bash, on a terminal of 100 columns; the lines below it are its output.
+                  One that ends with & runs until the end of the page. The port 7788 stands for a free one
     ```toml       a file, named in its first line
     ```sh         not run, but every `make` goal in it exists
 
@@ -25,6 +26,7 @@ import os
 import pty
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -108,8 +110,19 @@ class Page:
     def __init__(self, name: str) -> None:
         self.name = name
         self.scripts: list[dict[str, object]] = []
+        self.running: list[subprocess.Popen[str]] = []
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
 
     def run(self) -> None:
+        try:
+            self.blocks()
+        finally:
+            for process in self.running:
+                process.kill()
+                process.communicate()
+
+    def blocks(self) -> None:
         result = blocks(self.name)
         for n, block in enumerate(result):
             where = f"{self.name}:{block.line}"
@@ -147,14 +160,24 @@ class Page:
     def console(self, block: Block, where: str) -> None:
         for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
             command, _, shown = part.partition("\n")
+            command = command.replace("7788", str(self.port))
             if command.startswith("export "):
                 name, _, value = command.removeprefix("export ").partition("=")
                 os.environ[name] = value
+                continue
+            if command.endswith(" &"):
+                printed = self.start(command.removesuffix(" &"))
+                assert same(shown, printed), f"{where}: {command} prints\n{printed}"
                 continue
             code, printed = typed(command)
             refused = any(line.startswith("saveslot: ") for line in shown.splitlines())
             assert (code != 0) == refused or "varies" in block.marks, f"{where}: {command} ends with {code}\n{printed}"
             assert same(shown, printed) or "varies" in block.marks, f"{where}: {command} prints\n{printed}"
+
+    def start(self, command: str) -> str:
+        """Start a command that goes on, and return the first line that it prints."""
+        self.running.append(subprocess.Popen(["bash", "-c", f"exec {command}"], stdout=subprocess.PIPE, text=True))
+        return self.running[-1].stdout.readline()
 
 
 def typed(command: str) -> tuple[int, str]:
@@ -186,7 +209,7 @@ def reader(tmp_path, monkeypatch):
     work = tmp_path / "work"
     shutil.copytree(ROOT / "examples", work / "examples", ignore=shutil.ignore_patterns("__pycache__", "*.db*"))
     monkeypatch.chdir(work)
-    for name in ("SAVESLOT_URL", "SAVESLOT_HOT", "SAVESLOT_NAMESPACE", "FORCE_COLOR"):
+    for name in ("SAVESLOT_URL", "SAVESLOT_HOT", "SAVESLOT_NAMESPACE", "FORCE_COLOR", "API"):
         monkeypatch.setenv(name, "")  # so that what a page exports is taken back
     for name in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))

@@ -141,6 +141,8 @@ def _operation(route: Route, kinds: dict[int, Data], query: Data | None, names: 
     if route.takes is not None:
         content = {JSON: {"schema": kinds[id(route.takes)]}}
         operation["requestBody"] = {"content": content, "required": _is_required(route.takes)}
+    elif route.uploads:
+        operation["requestBody"] = {"content": {JSON: {"schema": {"type": "object"}}}, "required": True}
     operation["responses"] = _responses(route, kinds)
     return operation
 
@@ -228,7 +230,7 @@ def _codes(route: Route) -> Iterable[str]:
         yield from OF_CALLER
     if "{id}" in route.path:
         yield from OF_SESSION
-    if route.takes is not None:
+    if route.takes is not None or route.uploads:
         yield from OF_BODY
     yield from route.errors
 

@@ -47,6 +47,7 @@ class Route(NamedTuple):
     headers: Sequence[Header] = ()  # of the request, that it reads
     finds: bool = True  # with {id} in its path: the session has to exist
     errors: Sequence[str] = ()  # error codes beside those of every route, for OpenAPI
+    uploads: bool = False  # without `takes`: the body is a JSON object that the responder reads
     largest: int = BODY
     tag: str = ""  # section in OpenAPI
     description: str = ""

@@ -320,7 +320,7 @@ async def drop(call: Call) -> Response:
     content: CheckpointRefs = call.content
 
     async def write(seen: str | None) -> int:
-        return await call.sessions.drop(call.path["id"], content.refs, seen=seen)
+        return await call.sessions.drop(call.path["id"], content.refs, seen=seen, idempotency_key=key(call))
 
     return call.json({"dropped": await follow(call, write)})
 
@@ -443,7 +443,7 @@ ROUTES = [
         "Drop checkpoints, as retention would.",
         takes=CheckpointRefs,
         gives=DroppedCheckpoints,
-        headers=(IF_MATCH,),
+        headers=(IF_MATCH, KEY),
         errors=("conflict", "lease_held"),
         tag=TAG,
     ),

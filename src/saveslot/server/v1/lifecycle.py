@@ -11,7 +11,7 @@ from starlette.responses import Response
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
 from saveslot.server.v1.answers import Object, Session, Time, Value, Version, one
-from saveslot.server.v1.conditions import IF_MATCH, LEASE, follow, write_either
+from saveslot.server.v1.conditions import IF_MATCH, KEY, LEASE, follow, key, write_either
 from saveslot.server.v1.sessions import existing
 from saveslot.session.held import Held
 from saveslot.session.model import AgentSession
@@ -54,7 +54,7 @@ class Heartbeat(Struct):
 async def pause(call: Call) -> Response:
     return await _changed(
         call,
-        lambda seen: call.sessions.pause(call.path["id"], seen=seen),
+        lambda seen: call.sessions.pause(call.path["id"], seen=seen, idempotency_key=key(call)),
         lambda held, seen: held.pause(seen=seen),
     )
 
@@ -62,7 +62,7 @@ async def pause(call: Call) -> Response:
 async def resume(call: Call) -> Response:
     return await _changed(
         call,
-        lambda seen: call.sessions.resume(call.path["id"], seen=seen),
+        lambda seen: call.sessions.resume(call.path["id"], seen=seen, idempotency_key=key(call)),
         lambda held, seen: held.resume(seen=seen),
     )
 
@@ -71,7 +71,7 @@ async def complete(call: Call) -> Response:
     content: Completion = call.content
     return await _changed(
         call,
-        lambda seen: call.sessions.complete(call.path["id"], content.result, seen=seen),
+        lambda seen: call.sessions.complete(call.path["id"], content.result, seen=seen, idempotency_key=key(call)),
         lambda held, seen: held.complete(content.result, seen=seen),
     )
 
@@ -80,7 +80,9 @@ async def fail(call: Call) -> Response:
     content: Failure = call.content
     return await _changed(
         call,
-        lambda seen: call.sessions.fail(call.path["id"], content.error, content.details, seen=seen),
+        lambda seen: call.sessions.fail(
+            call.path["id"], content.error, content.details, seen=seen, idempotency_key=key(call)
+        ),
         lambda held, seen: held.fail(content.error, content.details, seen=seen),
     )
 
@@ -150,7 +152,7 @@ def _verb(name: str, respond: Callable[[Call], Awaitable[Response]], summary: st
         summary,
         takes=takes,
         gives=Session,
-        headers=(IF_MATCH, LEASE),
+        headers=(IF_MATCH,) if name == "recover" else (IF_MATCH, KEY, LEASE),
         errors=(*_CHANGES, "lease_held") if name == "complete" else _CHANGES,
         tag=TAG,
     )

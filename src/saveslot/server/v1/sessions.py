@@ -232,7 +232,7 @@ async def change(call: Call) -> Response:
         session = await existing(call)
         for part in ("context", "metadata", "labels"):
             setattr(session, part, merged(getattr(session, part), getattr(changes, part) or {}))
-        return await call.sessions.update_session(session, seen=seen)
+        return await call.sessions.update_session(session, seen=seen, idempotency_key=key(call))
 
     return one(call, await follow(call, write))
 
@@ -351,7 +351,7 @@ ROUTES = [
         "Change its context, metadata and labels.",
         takes=SessionChanges,
         gives=Session,
-        headers=(MUST_MATCH,),
+        headers=(MUST_MATCH, KEY),
         errors=_WRITES,
         tag=TAG,
     ),
@@ -363,7 +363,7 @@ ROUTES = [
         "Set labels; null removes one.",
         takes=dict[str, str | None],
         gives=Session,
-        headers=(IF_MATCH,),
+        headers=(IF_MATCH, KEY),
         errors=_WRITES,
         tag=TAG,
     ),

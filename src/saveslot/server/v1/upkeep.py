@@ -1,0 +1,193 @@
+"""Retention, erasing and audit: `/v1/gc`, `/v1/erase`, `/v1/sessions/{id}/thin` and `/audit`.
+
+What cannot be undone is a dry run unless the request says otherwise; `gc` then takes the number of sessions that the
+dry run showed, and does nothing if it is another one by now.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+from starlette.responses import Response
+
+from saveslot.errors import Conflict, InvalidInput
+from saveslot.manager.audit import AuditLine
+from saveslot.manager.gc import AGE, TOMBSTONES
+from saveslot.server.call import Call
+from saveslot.server.routes import Route
+from saveslot.session.retention import Retention
+from saveslot.values.lifecycle import COMPLETED, FAILED
+
+TAG = "Retention and privacy"
+Seconds = Annotated[float, Meta(ge=0)]
+Number = Annotated[int, Meta(ge=0)]
+DryRun = Annotated[bool, Meta(description="Only report what would be done.")]
+
+
+class Collection(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which sessions to purge: ended or deleted at least so many seconds ago."""
+
+    older_than: Annotated[Seconds | None, Meta(description="Since they ended; null: none of these.")] = (
+        AGE.total_seconds()
+    )
+    states: Annotated[list[Literal["completed", "failed"]], Meta(description="Empty: both.")] = []
+    grace: Annotated[Seconds, Meta(description="Since they were deleted.")] = TOMBSTONES.total_seconds()
+    dry_run: DryRun = True
+    count: Annotated[int | None, Meta(description="What the dry run counted: needed to purge.")] = None
+
+
+class Purged(Struct):
+    """Ids of ended sessions, and of those deleted before, that were or would be purged."""
+
+    dry_run: bool
+    sessions: list[str]
+    tombstones: list[str]
+    count: int
+    bytes: int
+
+
+class Thinning(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A rule in place of the session's own, if any of its limits is given."""
+
+    keep_first: Number = 1
+    keep_last: Number | None = None
+    keep_latest_per_name: bool = True
+    max_checkpoints: Annotated[int, Meta(ge=1)] | None = None
+    max_age: Annotated[Seconds | None, Meta(description="In seconds.")] = None
+    max_bytes: Number | None = None
+    dry_run: DryRun = True
+
+
+class ThinnedSession(Struct):
+    """Checkpoints dropped, frames emptied, and the bytes that this freed."""
+
+    session_id: str
+    dry_run: bool
+    marked: int
+    emptied: int
+    freed_bytes: int
+
+
+class Erasure(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A session, or a user's sessions and all their forks."""
+
+    session_id: str | None = None
+    user_id: str | None = None
+    dry_run: DryRun = True
+
+
+class Erased(Struct):
+    """Ids of the sessions, and how many of their entries had content."""
+
+    dry_run: bool
+    sessions: list[str]
+    entries: int
+
+
+class Auditing(Struct, forbid_unknown_fields=True, kw_only=True):
+    link: Annotated[str | None, Meta(description="The `head` of an earlier audit, which must still be there.")] = None
+
+
+class Trail(Struct):
+    """What happened to a session, without content. `misfit` is the first entry that was changed in the store, and
+    `wrong` says why; `head` is the newest link.
+    """
+
+    session_id: str
+    state: str
+    lines: list[AuditLine]
+    misfit: int | None
+    wrong: str
+    unlinked: int
+    head: str
+
+
+async def gc(call: Call) -> Response:
+    content: Collection = call.content
+    states = content.states or (COMPLETED, FAILED)
+    found = await call.sessions.gc(content.older_than, states, grace=content.grace, dry_run=True)
+    if content.dry_run:
+        return call.json(found.to_dict())
+    if content.count is None:
+        raise InvalidInput("count", "is needed to purge: the `count` of a dry run")
+    if content.count != found.count:
+        raise Conflict(f"{found.count} sessions would be purged now, not {content.count}; look at them again")
+    purged = await call.sessions.gc(content.older_than, states, grace=content.grace)
+    return call.json(purged.to_dict())
+
+
+async def thin(call: Call) -> Response:
+    content: Thinning = call.content
+    rule = Retention(
+        content.keep_first,
+        content.keep_last,
+        content.keep_latest_per_name,
+        max_checkpoints=content.max_checkpoints,
+        max_age=content.max_age,
+        max_bytes=content.max_bytes,
+    )
+    session_id = call.path["id"]
+    done = await call.sessions.thin(session_id, None if rule.keeps_all else rule, dry_run=content.dry_run)
+    return call.json({"session_id": session_id, "dry_run": content.dry_run, **done.to_dict()})
+
+
+async def erase(call: Call) -> Response:
+    content: Erasure = call.content
+    erased = await call.sessions.erase(content.session_id, content.user_id, dry_run=content.dry_run)
+    return call.json({"dry_run": content.dry_run, **erased})
+
+
+async def audit(call: Call) -> Response:
+    query: Auditing = call.query
+    return call.json((await call.sessions.audit(call.path["id"], link=query.link)).to_dict())
+
+
+ROUTES = [
+    Route(
+        "POST",
+        "/v1/gc",
+        "admin",
+        gc,
+        "Purge sessions that ended long ago, and deleted ones after their grace.",
+        takes=Collection,
+        gives=Purged,
+        errors=("conflict",),
+        streams=True,
+        tag=TAG,
+    ),
+    Route(
+        "POST",
+        "/v1/sessions/{id}/thin",
+        "write",
+        thin,
+        "Drop the checkpoints that the session's rule, or this one, does not keep.",
+        takes=Thinning,
+        gives=ThinnedSession,
+        errors=("conflict", "lease_held"),
+        tag=TAG,
+    ),
+    Route(
+        "POST",
+        "/v1/erase",
+        "admin",
+        erase,
+        "Destroy the content of a session or of a user's sessions, for good.",
+        takes=Erasure,
+        gives=Erased,
+        errors=("not_found",),
+        streams=True,
+        tag=TAG,
+    ),
+    Route(
+        "GET",
+        "/v1/sessions/{id}/audit",
+        "read",
+        audit,
+        "Verify a session's log and read what happened, also after it was deleted or erased.",
+        gives=Trail,
+        query=Auditing,
+        finds=False,
+        tag=TAG,
+    ),
+]

@@ -1,0 +1,97 @@
+"""Exports, imports, retention, erasing and audit over `/v1`."""
+
+from __future__ import annotations
+
+import json
+
+import saveslot
+
+
+def created(served, session_id: str, *names: str, **more) -> None:
+    body = {"agent_type": "tutor", "session_id": session_id, **more}
+    assert served.request("POST", "/v1/sessions", body).status == 201
+    for n, name in enumerate(names):
+        saved = served.request("POST", f"/v1/sessions/{session_id}/checkpoints", {"name": name, "data": {"n": n}})
+        assert saved.status == 201
+
+
+def test_export_and_import(served):
+    """An export is what Python exports, and comes in under another id with all its checkpoints, once per key."""
+    created(served, "out", "a", "b", "c", context={"at": {"$saveslot": ["datetime", "2026-01-02T03:04:05+00:00"]}})
+    answer = served.request("GET", "/v1/sessions/out/export")
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    with saveslot.blocking.open(served.store) as sessions:
+        assert json.loads(sessions.export("out")) == answer.json
+    brought = [
+        served.request("POST", "/v1/imports?session_id=in", answer.body, idempotency_key="import-1") for _ in range(2)
+    ]
+    assert [one.status for one in brought] == [201, 201]
+    assert brought[0].headers["location"] == "/v1/sessions/in"
+    assert brought[0].json["context"] == served.request("GET", "/v1/sessions/out").json["context"]
+    for part in ("checkpoints", "data"):
+        ours, theirs = (served.request("GET", f"/v1/sessions/{one}/{part}").json for one in ("in", "out"))
+        text = json.dumps(ours).replace("in:", "out:")
+        assert [item["data"] for item in json.loads(text)["items"]] if part == "checkpoints" else ours == theirs
+    assert served.request("POST", "/v1/imports", answer.body).json["code"] == "already_exists"
+    for body, status in ((b"{}", 422), (b"{", 422), (b"\xff", 400)):
+        assert served.request("POST", "/v1/imports", body).status == status
+    assert served.request("GET", "/v1/sessions/nobody/export").status == 404
+
+
+def test_gc_takes_the_number_that_was_shown(served):
+    """`gc` is a dry run by default; it purges only with the count of one, and nothing if that has changed."""
+    ns = {"saveslot_namespace": "gc"}
+    for n in range(3):
+        served.request("POST", "/v1/sessions", {"agent_type": "a", "session_id": f"g{n}"}, **ns)
+        served.request("POST", f"/v1/sessions/g{n}/complete", {}, **ns)
+    wanted = {"older_than": 0, "grace": 0}
+    seen = served.request("POST", "/v1/gc", wanted, **ns).json
+    assert (seen["dry_run"], sorted(seen["sessions"]), seen["count"]) == (True, ["g0", "g1", "g2"], 3)
+    assert served.request("POST", "/v1/gc", {**wanted, "dry_run": False}, **ns).status == 422
+    assert served.request("POST", "/v1/gc", {**wanted, "dry_run": False, "count": 2}, **ns).status == 409
+    assert served.request("GET", "/v1/count", **ns).json == {"count": 3}
+    done = served.request("POST", "/v1/gc", {**wanted, "dry_run": False, "count": 3}, **ns).json
+    assert (done["dry_run"], done["count"]) == (False, 3)
+    assert served.request("GET", "/v1/count", **ns).json == {"count": 0}
+
+
+def test_thin(served):
+    """`thin` shows what a rule drops, then drops it."""
+    created(served, "thinned", *(f"c{n}" for n in range(6)))
+    path, rule = "/v1/sessions/thinned/thin", {"keep_first": 0, "keep_last": 2, "keep_latest_per_name": False}
+    seen = served.request("POST", path, rule).json
+    assert (seen["dry_run"], seen["marked"]) == (True, 4)
+    done = served.request("POST", path, {**rule, "dry_run": False}).json
+    assert (done["dry_run"], done["marked"]) == (False, 4)
+    names = [item["name"] for item in served.request("GET", "/v1/sessions/thinned/checkpoints").json["items"]]
+    assert names == ["session_created", "c4", "c5"]
+
+
+def test_erase_and_audit(served):
+    """What is erased cannot be read; its audit trail stays, verified, and says that it was erased."""
+    created(served, "private", "secret", user_id="anna-to-erase")
+    before = served.request("GET", "/v1/sessions/private/audit").json
+    assert (before["state"], before["misfit"], before["head"]) == ("active", None, before["lines"][-1]["link"])
+    seen = served.request("POST", "/v1/erase", {"user_id": "anna-to-erase"}).json
+    assert (seen["dry_run"], seen["sessions"]) == (True, ["private"])
+    assert served.request("GET", "/v1/sessions/private").status == 200
+    for wrong in ({}, {"user_id": "x", "session_id": "y"}):
+        assert served.request("POST", "/v1/erase", wrong).status == 422
+    done = served.request("POST", "/v1/erase", {"session_id": "private", "dry_run": False}).json
+    assert (done["dry_run"], done["sessions"]) == (False, ["private"])
+    assert served.request("GET", "/v1/sessions/private").status == 404
+    after = served.request("GET", f"/v1/sessions/private/audit?link={before['head']}").json
+    assert (after["state"], after["misfit"]) == ("erased", None)
+    assert served.request("GET", "/v1/sessions/nobody/audit").status == 404
+
+
+def test_lifecycle_with_a_key(served):
+    """A lifecycle change repeated with its key changes nothing, also with the version that it was made after."""
+    created(served, "once")
+    version = served.request("GET", "/v1/sessions/once").json["version"]
+    for verb, body in (("pause", None), ("fail", {"error": "x"})):
+        headers = {"idempotency_key": verb, "if_match": f'"{version}"'}
+        first, again = (served.request("POST", f"/v1/sessions/once/{verb}", body, **headers) for _ in range(2))
+        assert (first.status, again.status) == (200, 200)
+        assert first.json["version"] == again.json["version"] != version
+        version = first.json["version"]
