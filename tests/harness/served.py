@@ -19,7 +19,8 @@ import uvicorn
 from saveslot.manager import SessionManager
 from saveslot.server.app import Server
 from saveslot.server.guard import Rates
-from saveslot.server.run import Uvicorn, bind
+from saveslot.server.load import Room
+from saveslot.server.run import Protocol, Uvicorn, bind
 from saveslot.server.tokens import Tokens
 from saveslot.stores import Store
 
@@ -47,20 +48,22 @@ class Serving:
         self._uvicorn.should_exit = True
         self._thread.join(PATIENCE)
 
-    def serve(self, open_store: Callable[[], Awaitable[Store]], *, required: bool = False) -> str:
+    def serve(self, open_store: Callable[[], Awaitable[Store]], *, room: Room | None = None) -> str:
         """Open a store in the server's thread, and return the URL that serves it."""
-        return asyncio.run_coroutine_threadsafe(self._serve(open_store, required=required), self._loop).result(PATIENCE)
+        return asyncio.run_coroutine_threadsafe(self._serve(open_store, room), self._loop).result(PATIENCE)
 
     def stop(self) -> None:
         """Close every store that is served."""
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(PATIENCE)
 
-    async def _serve(self, open_store: Callable[[], Awaitable[Store]], *, required: bool) -> str:
+    async def _serve(self, open_store: Callable[[], Awaitable[Store]], room: Room | None) -> str:
         manager = SessionManager(store=await open_store())
-        tokens = Tokens(manager, required=required)
+        tokens = Tokens(manager, required=False)
         await tokens.start()
         name = str(next(self._names))
-        self._servers[name] = Server(manager, tokens, Rates(1e9)), manager
+        server = Server(manager, tokens, Rates(1e9))
+        server.room = room or server.room
+        self._servers[name] = server, manager
         return f"http://127.0.0.1:{self._port}/{name}"
 
     async def _stop(self) -> None:
@@ -74,7 +77,7 @@ class Serving:
         with closing(bind("127.0.0.1", 0)) as listening:
             self._port: int = listening.getsockname()[1]
             config = uvicorn.Config(
-                self, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False, loop="none"
+                self, http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False, loop="none"
             )
             config.timeout_graceful_shutdown = 1
             self._uvicorn = Uvicorn(config, self._ready.set)

@@ -54,8 +54,8 @@ class Served:
 
 
 @contextmanager
-def serving(store: str, *options: str, **env: str) -> Iterator[Served]:
-    argv = [sys.executable, "-m", "saveslot", "serve", "--store", store, "--port", "0", *options]
+def serving(store: str, *options: str, port: str = "0", **env: str) -> Iterator[Served]:
+    argv = [sys.executable, "-m", "saveslot", "serve", "--store", store, "--port", port, *options]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={**os.environ, **env})
     try:
         line = process.stdout.readline()

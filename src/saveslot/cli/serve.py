@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from saveslot.cli.common import COMMON, Common
+from saveslot.cli.exits import Misuse
 from saveslot.cli.options import Flag, positive
 from saveslot.cli.screen import note, write
 from saveslot.errors import InvalidInput
@@ -23,14 +24,22 @@ def serve(
     rate: Annotated[
         float, Parameter(validator=positive, metavar="N", help="Maximum requests per second and token.")
     ] = 1000.0,
+    workers: Annotated[int, Parameter(validator=positive, metavar="N", help="Number of processes.")] = 1,
+    tls_cert: Annotated[
+        str | None, Parameter(metavar="FILE", help="Certificate chain: serve HTTPS.", show_default=False)
+    ] = None,
+    tls_key: Annotated[str | None, Parameter(metavar="FILE", help="The certificate's key.", show_default=False)] = None,
+    proxy: Annotated[
+        str | None,
+        Parameter(
+            metavar="ADDRESS", help="Trust X-Forwarded headers of the proxy at this address.", show_default=False
+        ),
+    ] = None,
     common: Common = COMMON,
 ) -> None:
     try:
-        import uvloop as loops
-    except ModuleNotFoundError:
-        import asyncio as loops  # Windows
-    try:
-        from saveslot.server import run
+        from saveslot.server import processes
+        from saveslot.server.run import Options
     except ModuleNotFoundError as exc:
         if (exc.name or "").startswith("saveslot"):
             raise
@@ -40,5 +49,14 @@ def serve(
         write(f"listening on {url}\n".encode())
         note(f"store: {common.place} ({common.source}); stop with Ctrl-C")
 
-    options = run.Options(common.url, host, port, token_required=token_required, rate=rate)
-    loops.run(run.serve(options, ready))
+    if (tls_cert is None) != (tls_key is None):
+        raise Misuse("serve: --tls-cert and --tls-key belong together")
+    options = Options(
+        common.url, host, port, token_required=token_required, rate=rate, cert=tls_cert, key=tls_key, proxy=proxy
+    )
+    if workers > 1 and common.url.startswith("memory"):
+        raise Misuse("serve: --workers needs a store that processes share, not memory:")
+    if workers == 1:
+        processes.serve_alone(options, ready)
+    else:
+        processes.serve_many(options, workers, ready)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -10,11 +11,12 @@ from uuid import uuid4
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from saveslot.errors import InvalidInput, NotFound, SaveslotError
+from saveslot.errors import InvalidInput, NotFound, SaveslotError, Unavailable
 from saveslot.manager import SessionManager
 from saveslot.server.call import Call
 from saveslot.server.guard import Rates, admit
 from saveslot.server.keys import Keys
+from saveslot.server.load import WITHIN, Room
 from saveslot.server.problem import Problem, problem, status_of
 from saveslot.server.routes import Routes, table
 from saveslot.server.tokens import Tokens
@@ -45,6 +47,7 @@ class Server:
         self.rates = rates
         self.url = url
         self.keys = Keys(manager.engine.metered)
+        self.room = Room()
         self.routes = Routes(table())
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -52,25 +55,35 @@ class Server:
         request_id = request.headers.get("x-request-id", "")
         if not (request_id.isascii() and request_id.isprintable() and 0 < len(request_id) <= 100):  # noqa: PLR2004
             request_id = uuid4().hex
+        entered: list[Call] = []  # counted in the room until the answer was sent
         try:
-            response = await self._answer(request, request_id)
+            response = await self._answer(request, request_id, entered)
+            response.headers["x-request-id"] = request_id
+            for name, value in SAFE.items():
+                response.headers.setdefault(name, value)
+            await response(scope, receive, send)
         except ClientDisconnect:
             return
-        response.headers["x-request-id"] = request_id
-        for name, value in SAFE.items():
-            response.headers.setdefault(name, value)
-        await response(scope, receive, send)
+        finally:
+            for call in entered:
+                self.room.leave(stream=call.route.streams, held=call.held)
 
-    async def _answer(self, request: Request, request_id: str) -> Response:
+    async def _answer(self, request: Request, request_id: str, entered: list[Call]) -> Response:
         try:
             call = self._call(request, request_id)
             admit(call, self.rates)
+            self.room.enter(stream=call.route.streams)
+            entered.append(call)
+            if call.route.streams or call.route.long:
+                return await _responded(call)
+            call.deadline = deadline = asyncio.timeout(WITHIN)
             try:
-                await call.decode()
-            except (Problem, SaveslotError):
-                await conditions.check(call)
-                raise
-            return await call.route.respond(call)
+                async with deadline:
+                    return await _responded(call)
+            except TimeoutError:
+                if not deadline.expired():
+                    raise
+                raise Unavailable(f"the store did not answer within {WITHIN:g} s; retry") from None
         except Problem as exc:
             return problem(exc.error, exc.status, exc.headers, request_id=request_id)
         except SaveslotError as exc:
@@ -93,4 +106,15 @@ class Server:
         if method not in methods:
             allowed = ", ".join(sorted(methods))
             raise Problem(405, InvalidInput("method", f"must be {allowed} here"), {"allow": allowed})
-        return Call(methods[method], request, values, self.manager, self.tokens, self.keys, self.url, request_id)
+        return Call(
+            methods[method], request, values, self.manager, self.tokens, self.keys, self.url, self.room, request_id
+        )
+
+
+async def _responded(call: Call) -> Response:
+    try:
+        await call.decode()
+    except (Problem, SaveslotError):
+        await conditions.check(call)
+        raise
+    return await call.route.respond(call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,13 +12,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from saveslot import codec
-from saveslot.errors import Corrupt, InvalidInput, TooLarge
+from saveslot.errors import Corrupt, InvalidInput, TooLarge, Unavailable
 from saveslot.manager import SessionManager
 from saveslot.server.keys import Keys
+from saveslot.server.load import SENDING, WITHIN, Room, decompressed
 from saveslot.server.problem import Problem
 from saveslot.server.routes import Route
 from saveslot.server.tokens import Caller, Tokens
 from saveslot.stores import Store
+from saveslot.stores.wire.loops import running
 
 JSON = "application/json"
 # Containers around a state in an answer: a state may be nested as deep as any JSON that the codec writes.
@@ -36,6 +39,7 @@ class Call:
         tokens: Tokens,
         keys: Keys,
         url: str,
+        room: Room,
         request_id: str,
     ) -> None:
         self.route = route
@@ -50,6 +54,9 @@ class Call:
         self.tokens = tokens
         self.keys = keys
         self.url = url  # of the store that this server serves
+        self.room = room
+        self.held = 0  # bytes of its body in memory
+        self.deadline: asyncio.Timeout | None = None
 
     @property
     def headers(self) -> Headers:
@@ -71,7 +78,32 @@ class Call:
         return self.tokens.counts(self.caller)
 
     async def body(self) -> bytes:
-        """Read the body; `TooLarge` before more than `route.largest` bytes are in memory."""
+        """Read the body, decompressed; `TooLarge` before more than `route.largest` bytes are in memory.
+
+        The time that the client takes to send it does not count for the deadline.
+        """
+        clock = running().time
+        if self.deadline is not None:
+            self.deadline.reschedule(None)
+        try:
+            async with asyncio.timeout(SENDING):
+                body = await self._received()
+        except TimeoutError:
+            error = Unavailable(f"the request's body did not arrive within {SENDING:g} s; retry")
+            raise Problem(408, error, {"connection": "close"}) from None
+        finally:
+            if self.deadline is not None:
+                self.deadline.reschedule(clock() + WITHIN)
+        plain = decompressed(body, self.headers.get("content-encoding", ""), self.route.largest)
+        if plain is not body:
+            self._hold(len(plain))
+        return plain
+
+    def _hold(self, size: int) -> None:
+        self.room.take(size)
+        self.held += size
+
+    async def _received(self) -> bytes:
         largest = self.route.largest
         declared = self.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > largest:
@@ -82,6 +114,7 @@ class Call:
             size += len(part)
             if size > largest:
                 raise TooLarge("the request", limit=largest, size=size)
+            self._hold(len(part))
             parts.append(part)
         return b"".join(parts)
 

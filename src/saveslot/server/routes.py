@@ -43,6 +43,7 @@ class Route(NamedTuple):
     status: int = 200  # of a successful answer
     # Works in one namespace, which the caller's token must allow; else in all, and scope admin needs a token for all.
     namespaced: bool = True
+    long: bool = False  # a job that may take minutes
     streams: bool = False  # no deadline: the answer goes on until either side ends it
     headers: Sequence[Header] = ()  # of the request, that it reads
     finds: bool = True  # with {id} in its path: the session has to exist

@@ -7,24 +7,56 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from saveslot.errors import InvalidInput, Unavailable
 from saveslot.opening import located, open as open_sessions
 from saveslot.server.app import Server
 from saveslot.server.feeds import end_streams
 from saveslot.server.guard import LOOPBACK, RATE, Rates
+from saveslot.server.load import HEADING, UNREAD
 from saveslot.server.tokens import Tokens
 
 # Seconds that open requests get to finish after SIGTERM.
 GRACE = 10
-
-
 # Seconds that an idle connection is kept open.
 KEPT = 120
+
+
+class Protocol(HttpToolsProtocol):
+    """Cuts a client that does not send the head of a request in time."""
+
+    _heading: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._arrived()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._arrived()
+        self._expect()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._arrived()
+        super().on_headers_complete()
+
+    def _expect(self) -> None:
+        self._heading = self.loop.call_later(HEADING, self.transport.abort)
+
+    def _arrived(self) -> None:
+        if self._heading is not None:
+            self._heading.cancel()
+            self._heading = None
 
 
 class Uvicorn(uvicorn.Server):
@@ -51,55 +83,68 @@ class Options(msgspec.Struct, frozen=True):
     port: int = 7788
     token_required: bool = False
     rate: float = RATE
+    cert: str | None = None
+    key: str | None = None
+    proxy: str | None = None  # addresses of proxies whose X-Forwarded headers count
+
+    def place(self, listening: socket.socket) -> str:
+        host, port, *_ = listening.getsockname()
+        return f"{'http' if self.cert is None else 'https'}://{_quoted(host)}:{port}"
 
 
-async def serve(options: Options, ready: Callable[[str], None]) -> None:
-    """Serve the store until this process is told to end. `ready` gets the server's URL once it answers."""
+async def serve(options: Options, listening: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve the store until this process is told to end. `ready` is called once it answers."""
     async with open_sessions(options.url) as sessions:
         tokens = Tokens(sessions, required=options.token_required or not is_loopback(options.host))
         await tokens.start()
         try:
-            await _serve(
-                options, Server(sessions, tokens, Rates(options.rate), located(options.url)["url"].value), ready
-            )
+            if not tokens.any and not is_loopback(options.host):
+                raise InvalidInput(
+                    "--host",
+                    f"{options.host} can be reached from other machines, so callers need tokens, and the store has "
+                    "none; create one first: saveslot token create NAME --scope admin",
+                )
+            app = Server(sessions, tokens, Rates(options.rate), located(options.url)["url"].value)
+            await _serve(options, app, listening, ready)
         finally:
             await tokens.stop()
 
 
-async def _serve(options: Options, app: Server, ready: Callable[[str], None]) -> None:
-    if app.tokens.required and not app.tokens.any and not is_loopback(options.host):
-        raise InvalidInput(
-            "--host",
-            f"{options.host} can be reached from other machines, so callers need tokens, and the store has none; "
-            "create one first: saveslot token create NAME --scope admin",
-        )
-    with closing(bind(options.host, options.port)) as listening:
+async def _serve(options: Options, app: Server, listening: socket.socket, ready: Callable[[], None]) -> None:
+    try:
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=Protocol,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=options.proxy is not None,
+            forwarded_allow_ips=options.proxy or "",
+            ssl_certfile=options.cert,
+            ssl_keyfile=options.key,
             timeout_keep_alive=KEPT,
             timeout_graceful_shutdown=GRACE,
         )
-        place = listening.getsockname()
-        server = Uvicorn(config, lambda: ready(f"http://{_quoted(place[0])}:{place[1]}"))
-        loop = asyncio.get_running_loop()
-        signals = () if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+        config.load()
+    except OSError as exc:  # the certificate
+        raise InvalidInput("--tls-cert", f"{options.cert} cannot be used with its key ({exc.strerror or exc})") from exc
+    server = Uvicorn(config, ready)
+    loop = asyncio.get_running_loop()
+    signals = () if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, _end, server, app)
+    try:
+        await server.serve(sockets=[listening])
+    finally:
         for number in signals:
-            loop.add_signal_handler(number, _end, server, app)
-        try:
-            await server.serve(sockets=[listening])
-        finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
+            loop.remove_signal_handler(number)
 
 
 def _end(server: Uvicorn, app: Server) -> None:
     server.should_exit = True
+    app.room.draining.set()
     end_streams(app.manager)
 
 
@@ -116,6 +161,9 @@ def bind(host: str, port: int) -> socket.socket:
         try:
             if sys.platform != "win32":  # there it would let another process take the port over
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                # A client that takes nothing of its answer is cut by the kernel, and its buffers are freed.
+                listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD)
             listening.bind(address)
         except BaseException:
             listening.close()

@@ -6,13 +6,14 @@ key alone does not tell its namespace: the store's row does, and is remembered.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
 from starlette.responses import Response
 
-from saveslot.errors import Forbidden, InvalidInput, SaveslotError
+from saveslot.errors import Forbidden, InvalidInput, SaveslotError, Unavailable
 from saveslot.server.call import Call
 from saveslot.server.keys import require
 from saveslot.server.problem import Problem
@@ -20,6 +21,7 @@ from saveslot.server.routes import Route, Scope
 from saveslot.server.tokens import Caller
 from saveslot.stores.findings import checkup
 from saveslot.stores.http import wire
+from saveslot.stores.wire.loops import stopped
 from saveslot.values.checks import RESERVED
 from saveslot.values.log import ID, Counts, Group, Head, Outcome, Row, Verdict, checked, checked_together
 
@@ -164,9 +166,17 @@ async def events(call: Call, request: wire.Events) -> Any:
         await call.keys.allowed(call.caller, [request.key])
     if not 0 < request.limit <= LONGEST_PAGE or not 0 <= request.wait <= wire.WATCH:
         raise InvalidInput("wait", f"must be 0 to {wire.WATCH:g} seconds, and limit 1 to {LONGEST_PAGE:,}")
-    return await call.store.events(
-        request.namespace, request.after, request.key, limit=request.limit, wait=request.wait
+    watching = asyncio.ensure_future(
+        call.store.events(request.namespace, request.after, request.key, limit=request.limit, wait=request.wait)
     )
+    draining = asyncio.ensure_future(call.room.draining.wait())
+    try:
+        await asyncio.wait((watching, draining), return_when=asyncio.FIRST_COMPLETED)
+        if not watching.done():
+            raise Unavailable("the server is ending; watch at another one")
+        return watching.result()
+    finally:
+        await stopped(watching, draining)
 
 
 async def empty(call: Call, request: wire.Empty) -> int:
@@ -229,7 +239,13 @@ def _answer(value: Any) -> Response:
 
 
 def _route(
-    kind: type[R], scope: Scope, respond: Callable[[Call, R], Awaitable[Any]], summary: str, *, streams: bool = False
+    kind: type[R],
+    scope: Scope,
+    respond: Callable[[Call, R], Awaitable[Any]],
+    summary: str,
+    *,
+    streams: bool = False,
+    long: bool = False,
 ) -> Route:
     """A route of one primitive: its request in msgpack, decoded as that type."""
     decoder = wire.decoder(kind)
@@ -259,6 +275,7 @@ def _route(
         summary,
         namespaced=False,
         streams=streams,
+        long=long,
         largest=wire.LARGEST,
     )
 
@@ -281,15 +298,16 @@ ROUTES = [
     _route(wire.Events, "read", events, "Wait for entries.", streams=True),
     _route(wire.Empty, "write", empty, "Drop frames of entries."),
     _route(wire.Swap, "write", swap, "Replace a session's body."),
-    _route(wire.Purge, "write", purge, "Remove deleted sessions."),
+    _route(wire.Purge, "write", purge, "Remove deleted sessions.", long=True),
     _route(wire.Namespaces, "read", namespaces, "The namespaces with sessions."),
-    _route(wire.Scrub, "admin", scrub, "Overwrite what was dropped."),
+    _route(wire.Scrub, "admin", scrub, "Overwrite what was dropped.", long=True),
     Route(
         "POST",
         f"/store/{wire.VERSION}/tend",
         "write",
         tend,
         "Do the upkeep that is due.",
+        long=True,
         namespaced=False,
     ),
 ]

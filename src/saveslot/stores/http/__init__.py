@@ -39,6 +39,8 @@ from saveslot.values.log import (
     checked_together,
 )
 
+# Seconds that upkeep and removals may take.
+LONG = 120.0
 _DECODERS = {verb: wire.decoder(kind) for verb, kind in wire.ANSWERS.items()}
 
 
@@ -131,17 +133,17 @@ class HttpStore(Store):
         return await self._call("swap", wire.Swap(key, before, after))
 
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
-        return await self._call("purge", wire.Purge(list(keys), None if seen is None else list(seen)))
+        return await self._call("purge", wire.Purge(list(keys), None if seen is None else list(seen)), waits=LONG)
 
     async def namespaces(self, most: int) -> list[str]:
         """The first namespaces with sessions that the token includes, sorted."""
         return await self._call("namespaces", wire.Namespaces(most))
 
     async def tend(self) -> None:
-        await self._call("tend")
+        await self._call("tend", waits=LONG)
 
     async def scrub(self, *, rewrite: bool = False) -> None:
-        await self._call("scrub", wire.Scrub(rewrite))
+        await self._call("scrub", wire.Scrub(rewrite), waits=LONG)
 
     async def close(self) -> None:
         await self._batches.close()

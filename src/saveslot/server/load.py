@@ -1,0 +1,96 @@
+"""Limits under load: how many requests and bytes the server takes on at a time, and for how long.
+
+What does not fit is answered with 503 and Retry-After at once, before its body is read: waiting requests would pile up
+until all of them are late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+
+import zstandard
+
+from saveslot.errors import InvalidInput, TooLarge, Unavailable
+from saveslot.server.problem import Problem
+
+# Requests that are worked on at a time, and streams of events that are open.
+CALLS, STREAMS = 512, 4000
+# Bytes of bodies in memory, of all requests together.
+BYTES = 256 << 20
+# Seconds that a request may take once its body has arrived, unless its route is a long job.
+WITHIN = 10.0
+# Seconds that a client may take to send a body, and the head of a request.
+SENDING, HEADING = 60.0, 20.0
+# Milliseconds after which a connection is cut whose client takes none of what was sent.
+UNREAD = 30_000
+# Bytes that zstd needs beside the data: larger windows than any client of ours uses are refused.
+WINDOW = 8 << 20
+
+
+class Room:
+    def __init__(self, calls: int = CALLS, streams: int = STREAMS, most: int = BYTES) -> None:
+        self._most = {False: calls, True: streams}
+        self._bytes = most
+        self.open = {False: 0, True: 0}  # requests, by whether they are streams
+        self.held = 0  # bytes of bodies
+        self.refused = 0
+        self.draining = asyncio.Event()  # the process is told to end: streams end, and their clients go elsewhere
+
+    def enter(self, *, stream: bool) -> None:
+        if self.open[stream] >= self._most[stream]:
+            self.refused += 1
+            what = "streams" if stream else "requests"
+            raise Unavailable(f"the server has {self._most[stream]:,} {what} under way, its limit; retry")
+        self.open[stream] += 1
+
+    def leave(self, *, stream: bool, held: int) -> None:
+        self.open[stream] -= 1
+        self.held -= held
+
+    def take(self, size: int) -> None:
+        """Count bytes of a body that arrived."""
+        if self.held + size > self._bytes:
+            self.refused += 1
+            raise Unavailable(f"the server has {self._bytes >> 20} MB of requests in memory, its limit; retry")
+        self.held += size
+
+
+def decompressed(body: bytes, encoding: str, largest: int) -> bytes:
+    """Return the body without its `Content-Encoding`; `TooLarge` before more than `largest` bytes are in memory."""
+    match encoding.strip().lower():
+        case "" | "identity":
+            return body
+        case "gzip":
+            return _gunzipped(body, largest)
+        case "zstd":
+            return _unzstd(body, largest)
+        case other:
+            raise Problem(415, InvalidInput("content-encoding", f"must be gzip or zstd, not {other!r}"))
+
+
+def _gunzipped(body: bytes, largest: int) -> bytes:
+    stream = zlib.decompressobj(31)
+    try:
+        plain = stream.decompress(body, largest + 1)
+    except zlib.error:
+        raise Problem(400, InvalidInput("body", "is not gzip")) from None
+    if len(plain) > largest:
+        raise TooLarge("the request", limit=largest, size=len(plain))
+    if not stream.eof or stream.unused_data:
+        raise Problem(400, InvalidInput("body", "is not one whole gzip stream"))
+    return plain
+
+
+def _unzstd(body: bytes, largest: int) -> bytes:
+    try:
+        with zstandard.ZstdDecompressor(max_window_size=WINDOW).stream_reader(body, read_across_frames=False) as reader:
+            plain = reader.read(largest + 1)
+            ended = len(plain) > largest or not reader.read(1)
+    except zstandard.ZstdError:
+        raise Problem(400, InvalidInput("body", "is not zstd, or has a window of more than 8 MB")) from None
+    if len(plain) > largest:
+        raise TooLarge("the request", limit=largest, size=len(plain))
+    if not ended or (body and not plain and len(body) > 20):  # noqa: PLR2004  (a frame of nothing is shorter)
+        raise Problem(400, InvalidInput("body", "is not one whole zstd frame"))
+    return plain

@@ -1,0 +1,109 @@
+"""`saveslot serve --workers N`: several processes on one socket. A process that dies is replaced."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from saveslot.errors import SaveslotError, Unavailable, from_dict
+from saveslot.server.run import GRACE, Options, bind, serve
+
+# Each starts as a new interpreter: what the parent has open stays its own.
+SPAWN = multiprocessing.get_context("spawn")
+# Seconds that a process may take to start, and to end after its requests.
+STARTING, ENDING = 60.0, 5.0
+# Seconds before a process that died is started again.
+AGAIN = 1.0
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run in a new event loop: uvloop's, where there is one."""
+    try:
+        import uvloop as loops
+    except ModuleNotFoundError:
+        import asyncio as loops  # Windows
+    loops.run(work)
+
+
+def serve_alone(options: Options, ready: Callable[[str], None]) -> None:
+    listening = bind(options.host, options.port)
+    try:
+        run(serve(options, listening, lambda: ready(options.place(listening))))
+    finally:
+        listening.close()
+
+
+def serve_many(options: Options, count: int, ready: Callable[[str], None]) -> None:
+    """Serve with `count` processes until this one is told to end; `ready` is called once all of them answer."""
+    listening = bind(options.host, options.port)
+    crew = [Member(options, listening) for _ in range(count)]
+    try:
+        for member in crew:
+            member.await_ready()
+        ready(options.place(listening))
+        _supervise(crew)
+    finally:
+        for member in crew:
+            member.process.terminate()
+        ends = time.monotonic() + GRACE + ENDING
+        for member in crew:
+            member.process.join(max(0.0, ends - time.monotonic()))
+            member.process.kill()
+        listening.close()
+
+
+class Member:
+    """One process. It reports through a pipe that it is ready, or why it cannot be."""
+
+    def __init__(self, options: Options, listening: socket.socket) -> None:
+        self._options, self._listening = options, listening
+        self.start()
+
+    def start(self) -> None:
+        self._report, theirs = SPAWN.Pipe(duplex=False)
+        self.process = SPAWN.Process(target=_work, args=(self._options, self._listening, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def await_ready(self) -> None:
+        try:
+            problem = self._report.recv() if self._report.poll(STARTING) else None
+        except EOFError:
+            problem = None
+        else:
+            if problem == {}:
+                return
+        raise from_dict(problem) if problem else Unavailable("a server process did not start; its message is above")
+
+
+def _work(options: Options, listening: socket.socket, report: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent tells it to end
+    try:
+        run(serve(options, listening, lambda: report.send({})))
+    except SaveslotError as exc:
+        report.send(exc.to_dict())
+
+
+def _supervise(crew: list[Member]) -> None:
+    told: list[int] = []
+    numbers = (signal.SIGTERM,) if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda number, _: told.append(number)) for number in numbers}
+    try:
+        while not told:
+            ended = wait([member.process.sentinel for member in crew], timeout=0.2)
+            if ended and not told:
+                time.sleep(AGAIN)
+            for member in crew:
+                if member.process.sentinel in ended and not told:
+                    member.start()
+    except KeyboardInterrupt:
+        return
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

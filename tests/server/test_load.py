@@ -1,0 +1,186 @@
+"""What the server does when more is asked of it than it can do."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+from http.client import HTTPConnection
+
+import psutil
+import pytest
+import zstandard
+
+from saveslot import Unavailable
+from saveslot.server import app, call, run
+from saveslot.server.load import Room
+from saveslot.stores.around.wrapper import PassingStore
+from saveslot.stores.http import HttpStore, wire
+from saveslot.stores.memory import MemoryStore
+from saveslot.values.log import Query
+from tests.server.conftest import serving as serving_process
+
+
+class Stuck(PassingStore):
+    """Its counts wait until the test lets them go on."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.asked, self.free = threading.Event(), threading.Event()
+
+    async def count(self, query):
+        self.asked.set()
+        while not self.free.is_set():  # noqa: ASYNC110  (set by another thread)
+            await asyncio.sleep(0.01)
+        return await super().count(query)
+
+
+def post(url: str, verb: str, body: bytes, **headers: str):
+    host, _, name = url.removeprefix("http://").partition("/")
+    connection = HTTPConnection(host, timeout=60)
+    names = {"content-type": wire.MSGPACK, **{key.replace("_", "-"): value for key, value in headers.items()}}
+    try:
+        connection.request("POST", f"/{name}/store/1/{verb}", body, names)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
+    finally:
+        connection.close()
+
+
+COUNT = wire.encode(wire.Count(Query(namespace="default")))
+
+
+def stuck(serving, room: Room | None = None) -> tuple[str, Stuck]:
+    store = Stuck()
+
+    async def opened():
+        return store
+
+    return serving.serve(opened, room=room), store
+
+
+def test_what_does_not_fit_is_refused_at_once(serving):
+    """Beyond its limit of requests the server answers 503 and when to retry; the one under way is not disturbed."""
+    url, store = stuck(serving, Room(calls=1))
+    answers = []
+    first = threading.Thread(target=lambda: answers.append(post(url, "count", COUNT)))
+    first.start()
+    assert store.asked.wait(60)
+    status, headers, _ = post(url, "count", COUNT)
+    assert (status, headers["retry-after"]) == (503, "1")
+    store.free.set()
+    first.join(60)
+    assert answers[0][0] == 200
+    assert post(url, "count", COUNT)[0] == 200
+    serving.stop()
+
+
+def test_bodies_of_all_requests_have_one_limit(serving):
+    """A body that does not fit into memory beside the others is refused; the next one that fits is not."""
+    url, _ = stuck(serving, Room(most=1 << 20))
+    assert post(url, "find", bytes(2 << 20))[0] == 503
+    assert post(url, "find", wire.encode(wire.Find(Query(namespace="default"), None, 1)))[0] == 200
+    serving.stop()
+
+
+def test_a_store_that_does_not_answer_is_given_up(serving, monkeypatch):
+    """A request whose store is silent gets 503 by the deadline, not a connection that hangs."""
+    monkeypatch.setattr(app, "WITHIN", 0.2)
+    monkeypatch.setattr(call, "WITHIN", 0.2)
+    url, store = stuck(serving)
+    status, headers, body = post(url, "count", COUNT)
+    assert (status, headers["retry-after"]) == (503, "1")
+    assert b"did not answer" in body
+    store.free.set()
+    serving.stop()
+
+
+async def test_clients_wait_for_a_busy_server(serving):
+    """A client retries what was refused for want of room, and gets its answer once there is some."""
+    url, store = stuck(serving, Room(calls=1))
+    client = await HttpStore.open(url)
+    calls = [asyncio.ensure_future(client.count(Query(namespace="default"))) for _ in range(3)]
+    await asyncio.to_thread(store.asked.wait, 60)
+    store.free.set()
+    assert [counts.states for counts in await asyncio.gather(*calls)] == [{}, {}, {}]
+    await client.close()
+    serving.stop()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_compressed_bodies(serving, encoding):
+    """A compressed body is read; a bomb is refused before it is unpacked, and what is cut off or no such data too."""
+    squeeze = gzip.compress if encoding == "gzip" else zstandard.ZstdCompressor().compress
+    url, store = stuck(serving)
+    store.free.set()
+    body = squeeze(COUNT)
+    assert post(url, "count", body, content_encoding=encoding)[0] == 200
+    assert post(url, "count", squeeze(bytes(wire.LARGEST + 1)), content_encoding=encoding)[0] == 413
+    assert post(url, "count", body[:-3], content_encoding=encoding)[0] == 400
+    assert post(url, "count", COUNT, content_encoding=encoding)[0] == 400
+    assert post(url, "count", body, content_encoding="br")[0] == 415
+    serving.stop()
+
+
+def test_a_client_that_sends_no_request_is_cut(serving, monkeypatch):
+    """A connection on which the head of a request does not arrive in time is closed."""
+    monkeypatch.setattr(run, "HEADING", 0.2)
+    url, _ = stuck(serving)
+    host, port = url.removeprefix("http://").partition("/")[0].split(":")
+    for sent in (b"", b"POST /0/store"):
+        with socket.create_connection((host, int(port)), timeout=60) as idle:
+            idle.sendall(sent)
+            with suppress(ConnectionResetError):
+                assert idle.recv(100) == b""
+    serving.stop()
+
+
+def test_sigterm_ends_watches_at_once(tmp_path):
+    """A server that is told to end answers its watchers that it ends, and does not wait for them."""
+    with serving_process(str(tmp_path / "s.db")) as served:
+        host = served.address
+        answers = []
+
+        def watch() -> None:
+            connection = HTTPConnection(host, timeout=60)
+            body = wire.encode(wire.Events("default", None, None, 10, 20))
+            connection.request("POST", "/store/1/events", body, {"content-type": wire.MSGPACK})
+            answers.append(connection.getresponse().status)
+            connection.close()
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        time.sleep(0.5)  # for the watch to arrive; one that comes later is refused in the same way
+        served.process.send_signal(signal.SIGTERM)
+        watching.join(60)
+        assert answers == [503]
+        assert served.process.wait(60) == 0
+
+
+async def test_several_processes_share_a_port(tmp_path):
+    """With `--workers`, killing one process with -9 loses nothing: the others answer, and it is replaced."""
+    with serving_process(str(tmp_path / "s.db"), "--workers", "2") as served:
+        client = await HttpStore.open(served.url)
+        await client.find(Query(namespace="default"))
+        await client.close()
+        children = _children(served.process.pid)
+        assert len(children) >= 2
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        client = await HttpStore.open(served.url)
+        await client.find(Query(namespace="default"))
+        await client.close()
+        served.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(served.process.wait, 60) == 0
+    with pytest.raises(Unavailable):
+        await HttpStore.open(served.url, patient=False)
+
+
+def _children(pid: int) -> list[int]:
+    """Processes that serve: those that it started, but for multiprocessing's own tracker."""
+    return [child.pid for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())]
