@@ -100,7 +100,7 @@ class Owning(Suite):
             for end in (Kind.RELEASED, Kind.COMPLETED, Kind.FAILED):
                 await desk.land(pen, pen.take_over(worker))
                 for kind in (Kind.CHECKPOINT, Kind.STEP_STARTED, Kind.STEP_FINISHED, Kind.UPDATED, Kind.PAUSED):
-                    await desk.write(pen, 2, kind)
+                    await desk.write(pen, 2, kind, whole={"state": "paused" if kind is Kind.PAUSED else "active"})
                     row = (await desk.head(pen)).row
                     assert (row.owner, row.worker, row.left) == (worker.id, worker.name, TTL)
                     assert (row.lease, row.fence) == (pen.lease, pen.fence)
