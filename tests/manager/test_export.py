@@ -356,3 +356,38 @@ async def test_hides_of_newer_entries_is_refused(sessions):
         entry["hides"] = hides
         with pytest.raises(InvalidInput, match="hides"):
             await sessions.import_session(json.dumps(export), session_id="copy")
+
+
+async def test_key_order_survives_an_export(sessions, others):
+    """Keys of a state stay in their order, at the top and inside, also where a patch cannot say so."""
+    states = (
+        {"b": 1, "a": {"y": 1, "x": [{"q": 1, "p": 2}]}, "c~/": {"n": 1, "m": 2}},
+        {"a": {"y": 1, "x": [{"q": 1, "p": 2}]}, "b": 1, "c~/": {"n": 1, "m": 2}},
+        {"a": {"x": [{"p": 2, "q": 1}, {"z": 1, "a": 2}], "y": 1}, "b": 1, "c~/": {"m": 2, "n": 1}, "0": 0},
+        {"0": 0, "d": 1, "b": 1, "a": {"x": [{"p": 2, "q": 1}, {"z": 1, "a": 2}], "y": 2}},
+        {"0": 0, "d": 1, "b": 1, "a": {"x": [{"p": 2, "q": 1}, {"z": 1, "a": 2}, {"b": 1, "a": 1}], "y": 2}},
+    )
+    session = await sessions.create_session("tutor", session_id="s")
+    for state in states:
+        await sessions.checkpoint(session, "one", state)
+    text = await sessions.export("s")
+    await others.import_session(text, session_id="t")
+    history = await others.history("t", name="one")
+    assert [json.dumps(one.data) for one in history] == [json.dumps(state) for state in states]
+    entries = json.loads(text)["entries"]
+    assert ["order" in entry for entry in entries] == [False, False, True, False, True, False]
+    entries[2]["order"] = ["a", "b"]
+    with pytest.raises(InvalidInput, match=r"entries\[2\]\.order"):
+        await others.import_session(json.dumps({**json.loads(text), "entries": entries}), session_id="u")
+
+
+@pytest.mark.parametrize("wrong", ["", "zz" * 32, "00" * 31, 5, None, "the same"])
+async def test_forged_request_is_refused(sessions, wrong):
+    """What identifies a call with an idempotency key is 32 bytes, and no other entry's."""
+    await sessions.create_session("tutor", session_id="s", data={})
+    for n in range(2):
+        await sessions.checkpoint("s", "one", {"n": n}, idempotency_key=f"k{n}")
+    document = json.loads(await sessions.export("s"))
+    document["entries"][-1]["request"] = document["entries"][-2]["request"] if wrong == "the same" else wrong
+    with pytest.raises(InvalidInput, match=r"import\.entries\[3\]"):
+        await sessions.import_session(json.dumps(document), session_id="t")

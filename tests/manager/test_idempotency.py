@@ -273,3 +273,27 @@ async def test_checkpoints_are_dropped_once(opened, key):
                 await others.drop("s", 3, idempotency_key="d")
             assert len(await sessions.entries("s", kinds=["marked"])) == 2
             await others.delete_session("s")
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+async def test_imported_session_answers_repeated_calls(opened, key):
+    """An export has the idempotency keys: the session imported from it gets the same calls as the first one did."""
+    async with opened(encryption_key=key) as sessions, opened(encryption_key=key) as others:
+        await sessions.create_session("tutor", session_id="s", data={"n": 0})
+        first = await sessions.checkpoint("s", "one", {"n": 1}, idempotency_key="a")
+        await sessions.checkpoint("s", "two", {"n": 2})
+        back = await sessions.rollback("s", "one", idempotency_key="b")
+        number = await sessions.record("s", "seen", {"at": 1}, key="c")
+        await sessions.pause("s", idempotency_key="d")
+        await sessions.resume("s")
+        await sessions.drop("s", "two", idempotency_key="e")
+        await sessions.import_session(await sessions.export("s"), session_id="t")
+        count = len(await others.entries("t"))
+        assert (await others.checkpoint("t", "one", {"n": 1}, idempotency_key="a")).seq == first.seq
+        assert (await others.rollback("t", "one", idempotency_key="b")).seq == back.seq
+        assert await others.record("t", "seen", {"at": 1}, key="c") == number
+        assert (await others.pause("t", idempotency_key="d")).state == "active"
+        assert await others.drop("t", "two", idempotency_key="e") == 1
+        with pytest.raises(InvalidInput, match="idempotency_key"):
+            await others.checkpoint("t", "one", {"n": 2}, idempotency_key="a")
+        assert len(await others.entries("t")) == count

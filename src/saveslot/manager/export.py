@@ -6,7 +6,9 @@
       {"seq": 2, "kind": "checkpoint", "name": "task_received", "at": "2026-…", "state": {…}},
       {"seq": 3, "kind": "checkpoint", "name": "answered", "at": "2026-…", "patch": [{"op": "add", …}]}]}
 
-An import restores everything: numbers, ids, times, metadata. Non-JSON values are tagged as in the store (FORMAT.md).
+An import restores everything: numbers, ids, times, metadata, the order of keys (`order`, where a patch does not tell)
+and idempotency keys (`request`: as in the store, in hexadecimal). Non-JSON values are tagged as in the store
+(FORMAT.md).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from saveslot.session.timeline import Range, Timeline, hidden_by, merged, note_o
 from saveslot.values.checks import Data, as_data, as_labels, as_name, as_time
 from saveslot.values.kinds import ABOUT_KINDS, DATA_KINDS, FOLLOWED, HIDING_KINDS, STEP_KINDS, TAKING_KINDS, Kind
 from saveslot.values.lifecycle import follow
-from saveslot.values.log import Entry, Head, Wanted, micros, moment
+from saveslot.values.log import ID, REQUEST, Entry, Head, Wanted, micros, moment
 
 VERSION = 1
 CLOSING = "\n]}\n"
@@ -136,8 +138,7 @@ class Exporter:
             elif self._before is None:
                 line["state"] = state.value()
             else:
-                tagged = state.tagged or self._before.tagged
-                line["patch"] = difference.diff_texts(self._before.texts, state.texts, tagged=tagged)
+                line |= _patch(self._before, state)
             self._before = state or self._before
             if note:
                 line["metadata"] = note
@@ -149,7 +150,45 @@ class Exporter:
             line["hides"] = hidden_by(entry, f"{self._session_id}:{entry.seq}")
         if entry.kind in ABOUT_KINDS and timeline is not None:
             line["about"] = timeline.state(entry).value()
+        if entry.request:
+            line["request"] = entry.request.hex()
         return ("\n  " if entry.seq == 1 else ",\n  ") + _text(line)
+
+
+def _patch(before: codec.State, after: codec.State) -> Data:
+    """Return what changed, so that an import has all keys in their order, also in nested objects."""
+    tagged = before.tagged or after.tagged
+    patch = difference.diff_texts(before.texts, after.texts, tagged=tagged)
+    changed = {
+        key: bytes(text)
+        for key, text in before.texts.items()
+        if after.texts.get(key, text) != text and not _grown(bytes(text), bytes(after.texts[key]))
+    }
+    if changed:
+        inside = [op for op in patch if _top(op["path"]) in changed]
+        values = {key: codec.decode(text, tagged=tagged) for key, text in changed.items()}
+        for key, value in difference.patched(values, inside).items():
+            if codec.encode(value, key, codec.ANY_SIZE)[0] != after.texts[key]:  # the same, in another order
+                patch = [op for op in patch if _top(op["path"]) != key]
+                patch.append(
+                    {"op": "replace", "path": _pointer(key), "value": codec.decode(after.texts[key], tagged=tagged)}
+                )
+    new = dict.fromkeys(_top(op["path"]) for op in patch if op["op"] == "add")
+    order = [*(key for key in before.texts if key in after.texts), *(key for key in new if key not in before.texts)]
+    return {"patch": patch} if order == [*after.texts] else {"patch": patch, "order": [*after.texts]}
+
+
+def _grown(old: bytes, new: bytes) -> bool:
+    """True if a list only got more items at its end."""
+    return old[:1] == b"[" and new.startswith(old[:-1])
+
+
+def _top(path: str) -> str:
+    return path.split("/", 2)[1].replace("~1", "/").replace("~0", "~")
+
+
+def _pointer(key: str) -> str:
+    return "/" + key.replace("~", "~0").replace("/", "~1")
 
 
 def _snapshot(state: codec.State) -> codec.State:
@@ -223,11 +262,14 @@ def fill(draft: Draft, session: AgentSession, entries: Sequence[Data]) -> Iterat
     state: Data | None = None
     gone: set[int] = set()  # imported without data
     hidden: list[Range] = []
+    requests: set[bytes] = set()
     for n, entry in enumerate(entries):
         path = f"import.entries[{n}]"
         try:
             state = _fill_one(draft, entry, n + 1, state)
             _follow(draft)
+            if "request" in entry:
+                draft.group.entries[-1].request = _request(entry["request"], requests)
             if entry.get("thinned"):
                 gone.add(n + 1)
             hidden += _hidden(entry.get("hides", ()), n + 1)
@@ -285,6 +327,8 @@ def _fill_one(draft: Draft, item: Data, seq: int, state: Data | None) -> Data | 
         draft.gone(kind, name, as_data(item.get("metadata"), "metadata"), at=at)
     elif kind in DATA_KINDS:
         state = as_data(item["state"], "state") if "state" in item else difference.patched(state or {}, item["patch"])
+        if "order" in item:
+            state = _ordered(cast("Data", state), item["order"])
         draft.checkpoint(name, cast("Data", state), as_data(item.get("metadata"), "metadata"), at=at, sign=False)
         draft.group.entries[-1].kind = kind
     if kind in DATA_KINDS:
@@ -308,6 +352,23 @@ def _fill_one(draft: Draft, item: Data, seq: int, state: Data | None) -> Data | 
         if kind in TAKING_KINDS:  # held by a worker elsewhere; the import has no owner
             draft.raise_fence()
     return state
+
+
+def _ordered(state: Data, keys: Any) -> Data:
+    if not isinstance(keys, list) or sorted(cast("list[Any]", keys)) != sorted(state):
+        raise InvalidInput("order", "must be a list of the keys of the state")
+    return {key: state[key] for key in cast("list[str]", keys)}
+
+
+def _request(text: Any, requests: set[bytes]) -> bytes:
+    """Return what identifies a call with an idempotency key, and add its part that no other entry may have."""
+    request = bytes.fromhex(text) if isinstance(text, str) else b""
+    if len(request) != REQUEST:
+        raise InvalidInput("request", f"must be the hexadecimal digits of {REQUEST} bytes")
+    if request[:ID] in requests:
+        raise InvalidInput("request", "is that of an older entry")
+    requests.add(request[:ID])
+    return request
 
 
 def _kind(label: Any) -> Kind:

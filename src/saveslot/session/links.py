@@ -85,7 +85,7 @@ def fits(key: bytes, entry: Entry, before: bytes, times: Sequence[int]) -> bool:
     """True if a stored entry fits its link. `before`: the previous link; `times`: those that the link covers."""
     digest, own = split(entry.digest)
     bare = replace(entry, digest=digest, at=entry.at if own[0] & 1 else 0)
-    return own in {linked(key, bare, before, times), _linked_early(key, bare, before, times)}
+    return linked(key, bare, before, times) == own or _linked_early(key, bare, before, times) == own
 
 
 def _linked_early(key: bytes, entry: Entry, before: bytes, times: Sequence[int]) -> bytes:
