@@ -42,7 +42,7 @@ def test_usage_names_the_arguments(run):
     for name, usage in {
         "diff": "diff FROM [TO] [OPTIONS]",
         "rm": "rm [ID…] [OPTIONS]",
-        "rollback": "rollback ID --to REF",
+        "rollback": "rollback ID --to REF [OPTIONS]",
         "fail": "fail ID ERROR [OPTIONS]",
         "label": "label ID [NAME=VALUE…] [OPTIONS]",
     }.items():

@@ -84,7 +84,7 @@ def test_pause_retries_on_a_busy_session(run, samples, monkeypatch):
     """When the agent writes between the command's read and write, the command reads again and decides again."""
     update, tries = SessionManager.update_session, []
 
-    async def after_the_agent(self, session):
+    async def after_the_agent(self, session, seen=None):
         tries.append(session)
         if len(tries) < 3:
             await self.checkpoint(session.session_id, "busy", {"n": len(tries)})
@@ -98,7 +98,7 @@ def test_pause_retries_on_a_busy_session(run, samples, monkeypatch):
 def test_endless_conflicts_exit_3(run, samples, monkeypatch):
     """After some attempts the conflict is reported, and nothing is changed."""
 
-    async def never(self, session):
+    async def never(self, session, seen=None):
         raise Conflict("someone wrote")
 
     monkeypatch.setattr(SessionManager, "update_session", never)
@@ -175,3 +175,52 @@ def test_audit_of_a_deleted_session_uses_the_exact_id(run, samples):
     trail = json.loads(run("audit", "lesson-1", "--json").out)
     assert (trail["session_id"], trail["state"]) == ("lesson-1", "deleted")
     assert json.loads(run("audit", "night", "--json").out)["session_id"] == "nightly"
+
+
+def test_records_stand_beside_the_state(run, samples):
+    """`record` adds a value once per key, also to an ended session; `records` lists them."""
+    before = data(run, "lesson-1@latest")
+    answer = run("record", "lesson-1", "note", '"called her mother"')
+    assert (answer.code, answer.out) == (0, "lesson-1@8  records note\n")
+    assert json.loads(run("record", "lesson-1", "score", "0.8", "--key", "g", "--json").out)["seq"] == 9
+    assert run("record", "lesson-1", "score", "0.8", "--key", "g").out == "lesson-1@9  records score\n"
+    assert run("record", "lesson-1", "score", "0.9", "--key", "g").code == 2
+    assert run("record", "lesson-1", "score", "so-so").code == 2
+    assert run("complete", "lesson-1").code == 0
+    assert run("record", "lesson-1", "note", "[1]").code == 0
+    listed = json.loads(run("records", "lesson-1", "--name", "note", "--json").out)
+    assert [(one["seq"], one["value"]) for one in listed] == [(8, "called her mother"), (11, [1])]
+    assert [row.split()[0] for row in run("records", "lesson-1", "--after", "8").out.splitlines()] == ["SEQ", "9", "11"]
+    assert data(run, "lesson-1@latest") == before
+
+
+def test_one_session_is_copied_under_a_new_id(run, samples):
+    """With its history, up to an entry; without --as, two stores are needed."""
+    assert run("copy", "lesson-1", "--as", "twin").out == "twin\n"
+    assert data(run, "twin@latest") == data(run, "lesson-1@latest")
+    answer = run("copy", "lesson-1", "--as", "half", "--upto", "4")
+    assert "up to half:4" in answer.err
+    assert data(run, "half@latest") == data(run, "lesson-1@4")
+    assert run("copy", "lesson-1", "--as", "twin").code != 0
+    for wrong in (("lesson-1",), ("lesson-1", "other.db", "--as", "x"), ("a.db", "b.db", "--upto", "3")):
+        assert run("copy", *wrong).code == 2
+
+
+def test_seen_refuses_a_session_that_moved_on(run, samples):
+    """Every command that changes one session writes only after the version that it is given."""
+    old = json.loads(run("show", "lesson-1", "--json").out)["version"]
+    assert run("label", "lesson-1", "tier=gold", "--seen", old).code == 0
+    new = json.loads(run("show", "lesson-1", "--json").out)["version"]
+    commands = (
+        *("record lesson-1 note 1", "rollback lesson-1 --to answered", "fork lesson-1", "label lesson-1 tier=tin"),
+        *("pause lesson-1", "complete lesson-1", "fail lesson-1 late", "rm lesson-1 --yes"),
+    )
+    for command in commands:
+        answer = run(*command.split(), "--seen", old)
+        assert (answer.code != 0, "another writer" in answer.err) == (True, True), command
+    assert json.loads(run("show", "lesson-1", "--json").out)["version"] == new
+    assert run("pause", "lesson-1", "--seen", new).code == 0
+    paused = json.loads(run("show", "lesson-1", "--json").out)["version"]
+    assert run("resume", "lesson-1", "--seen", new).code != 0
+    assert run("rm", "lesson-1", "nightly", "--yes", "--seen", paused).code == 2
+    assert run("rm", "lesson-1", "--yes", "--seen", paused).code == 0

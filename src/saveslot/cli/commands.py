@@ -46,6 +46,11 @@ COMMANDS: dict[str, dict[str, Command]] = {
                 "steps lesson-1 --resolve charge:order-7 --result '{\"paid\": true}'",
             ),
         ),
+        "records": Command(
+            "records",
+            "List the values that stand beside a session's state.",
+            ("records lesson-1", "records lesson-1 --name note --json"),
+        ),
         "workers": Command(
             "workers",
             "List the workers that hold sessions: which are alive, and what each holds.",
@@ -113,6 +118,11 @@ COMMANDS: dict[str, dict[str, Command]] = {
             "Take the lease of a session away from a stuck owner, whose writes are refused from then on.",
             ("release lesson-1", 'release lesson-1 --reason "hangs since noon"'),
         ),
+        "record": Command(
+            "records",
+            "Add a value beside a session's state, such as a note; allowed while it is held and after it ended.",
+            ("record lesson-1 note '\"called her mother\"'", "record lesson-1 score 0.8 --key grading-7"),
+        ),
         "rollback": Command(
             "rollback",
             "Go back to an older checkpoint by appending an entry; nothing is lost.",
@@ -161,8 +171,8 @@ COMMANDS: dict[str, dict[str, Command]] = {
         ),
         "copy": Command(
             "copy",
-            "Copy all sessions to another store and verify them. Resumable.",
-            ("copy sqlite:///agents.db postgresql://agents@db/agents",),
+            "Copy all sessions to another store and verify them, resumable; or one session, under a new id.",
+            ("copy sqlite:///agents.db postgresql://agents@db/agents", "copy lesson-1 --as lesson-2 --upto answered"),
         ),
     },
     "Operate": {

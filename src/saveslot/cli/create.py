@@ -10,7 +10,7 @@ from saveslot.cli import target
 from saveslot.cli.common import COMMON, Common
 from saveslot.cli.exits import Misuse
 from saveslot.cli.lifecycle import decided
-from saveslot.cli.options import SessionArg, json_object, labelled
+from saveslot.cli.options import Seen, SessionArg, json_object, labelled
 from saveslot.cli.screen import line
 from saveslot.cli.sessions import short
 from saveslot.errors import NotFound
@@ -46,6 +46,7 @@ async def label(
     remove: Annotated[
         list[str] | None, Parameter(negative="", metavar="NAME", help="Remove this label; repeatable.")
     ] = None,
+    seen: Seen = None,
     common: Common = COMMON,
 ) -> None:
     added, removed = labelled(changes, "label"), remove or []
@@ -62,6 +63,6 @@ async def label(
     async with common.sessions() as sessions:
         session = await target.find_session(sessions, what, changes=True)
         before = dict(session.labels)
-        session = await decided(sessions, session, relabel, lambda session: session.labels != before)
+        session = await decided(sessions, session, relabel, lambda session: session.labels != before, seen)
     shown = "  ".join(f"{name}={value}" for name, value in session.labels.items()) or "no labels"
     screen.answer(session, [line((short(session.session_id, screen), "bold"), (f"  {shown}", ""))])

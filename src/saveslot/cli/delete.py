@@ -20,6 +20,7 @@ from saveslot.cli.options import (
     Labels,
     NewerThan,
     OlderThan,
+    Seen,
     SessionArg,
     States,
     User,
@@ -46,6 +47,7 @@ async def rm(
     label: Labels = None,
     newer_than: NewerThan = None,
     older_than: OlderThan = None,
+    seen: Seen = None,
     apply: Annotated[bool, Flag("With filters: delete what they match; default is a dry run.")] = False,
     common: Common = COMMON,
 ) -> None:
@@ -59,6 +61,8 @@ async def rm(
     filtered = state is not None or any(value is not None and value != {} for value in wanted.values())
     if filtered == bool(what):
         raise Misuse("rm: name the sessions to delete, or filters such as --state failed, not both")
+    if seen is not None and (filtered or len(what) > 1):
+        raise Misuse("rm: --seen is about one session, named by its id")
     if filtered:
         await _remove_matching(common, wanted, state, apply=apply)
         return
@@ -74,7 +78,7 @@ async def rm(
             if not _confirmed([*matches.values()]):
                 note("nothing was deleted")
                 raise SystemExit(1)
-        gone = [session_id for session_id in matches if await sessions.delete_session(session_id)]
+        gone = [session_id for session_id in matches if await sessions.delete_session(session_id, seen=seen)]
     common.screen.answer(gone, [line(("deleted ", DIM), (session_id, "bold")) for session_id in gone])
 
 

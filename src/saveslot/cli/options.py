@@ -51,6 +51,10 @@ CheckpointArg = Annotated[
         help="A session's id, or a unique beginning or end of it; after an @, a checkpoint's name, 17, ~2 or latest.",
     ),
 ]
+Seen = Annotated[
+    str | None,
+    Parameter(metavar="VERSION", help="Refuse unless this is the session's version, as `show --json` gives it."),
+]
 Duration = Annotated[timedelta | None, Parameter(converter=_duration, metavar="AGE")]
 SomeTime = Annotated[timedelta, Parameter(converter=_duration, validator=_some_time, metavar="AGE")]
 Limit = Annotated[

@@ -11,7 +11,7 @@ from saveslot.cli import target
 from saveslot.cli.candidates import names
 from saveslot.cli.common import COMMON, Common
 from saveslot.cli.exits import Misuse
-from saveslot.cli.options import CheckpointArg, SessionArg
+from saveslot.cli.options import CheckpointArg, Seen, SessionArg
 from saveslot.cli.screen import Part, Screen, line
 from saveslot.cli.sessions import short
 from saveslot.session.model import AgentSession, Checkpoint
@@ -23,12 +23,13 @@ async def rollback(
     /,
     *,
     to: Annotated[str, Parameter(metavar="REF", completer=names, help="A checkpoint's name, number or ~2.")],
+    seen: Seen = None,
     common: Common = COMMON,
 ) -> None:
     screen = common.screen
     async with common.sessions() as sessions:
         session = await target.find_session(sessions, what, changes=True)
-        checkpoint = await sessions.rollback(session.session_id, to)
+        checkpoint = await sessions.rollback(session.session_id, to, seen=seen)
     screen.answer(checkpoint, _rolled_back(checkpoint, session, screen))
 
 
@@ -54,13 +55,14 @@ async def fork(
     new_id: Annotated[
         str | None, Parameter(name="--as", metavar="ID", help="The new session's id (default: a generated one).")
     ] = None,
+    seen: Seen = None,
     common: Common = COMMON,
 ) -> None:
     async with common.sessions() as sessions:
         source, ref = await target.find(sessions, what, changes=True)
         if at is not None and ref is not None:
             raise Misuse(f"{what} --at {at}: name the checkpoint only once")
-        session = await sessions.fork(source.session_id, at or ref or "latest", session_id=new_id)
+        session = await sessions.fork(source.session_id, at or ref or "latest", session_id=new_id, seen=seen)
     common.screen.answer(
         session, [line((session.session_id, "bold")), f"forked from {session.metadata['forked_from']}"]
     )

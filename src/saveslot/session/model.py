@@ -144,12 +144,14 @@ class Checkpoint(SessionCheckpoint):
         return super().from_dict(fields(data, "checkpoint", "id"))
 
     def to_dict(self) -> Data:
+        """Return its fields, and the version if it was read from a store."""
         return {
             "id": self.id,
             "name": self.name,
             "timestamp": self.timestamp.isoformat(),
             "data": self._plain(),
             "metadata": copied(self.metadata),
+            **({"version": self.version} if self.version else {}),
         }
 
 
