@@ -7,8 +7,10 @@ import random
 
 import pytest
 
-from saveslot import Corrupt, InvalidInput, Retention
+from saveslot import Corrupt, InvalidInput, Retention, SessionManager
 from saveslot.codec import new_key
+from saveslot.stores.around.wrapper import PassingStore
+from saveslot.stores.memory import MemoryStore
 
 
 def turn(dice, n):
@@ -151,3 +153,32 @@ async def test_damage_in_a_part_is_corrupt(stores, sessions, session, fresh):
                 noticed += 1
         entry.frame = kept
     assert noticed > 50
+
+
+class Frames(PassingStore):
+    """Counts the frames that are read."""
+
+    count = 0
+
+    async def entries(self, key, *wanted):
+        entries = await super().entries(key, *wanted)
+        self.count += sum(entry.frame is not None for entry in entries)
+        return entries
+
+
+@pytest.mark.parametrize("many", [60, 300])
+async def test_one_of_many_keys_is_read_from_few_frames(many):
+    """Beyond 64 keys, too, a key that changed long ago is found without reading what came in between."""
+    dice, state = random.Random(3), {f"key {n}": n for n in range(many)}
+    plain = SessionManager(store=(memory := MemoryStore()))
+    await plain.create_session("tutor", session_id="s", data=state | {"messages": []})
+    for n in range(960):  # 30 long patches
+        put = {"key 7": "old"} if n == 3 else {"key 8": n}
+        await plain.checkpoint("s", "turn", append={"messages": [dice.randbytes(600).hex()]}, put=put)
+    store = Frames(memory)
+    sessions = SessionManager(store=store)
+    assert await sessions.get_data("s", keys=["key 7", "key 8", "key 9"]) == {"key 7": "old", "key 8": 959, "key 9": 9}
+    assert store.count < 16
+    store.count = 0
+    assert len((await sessions.get_data("s", last={"messages": 5}, keys=[]))["messages"]) == 5
+    assert store.count < 16

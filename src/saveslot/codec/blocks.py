@@ -22,8 +22,9 @@ SMALL = 4 * 1024
 # Uncompressed bytes of a block; the last one may have fewer. Blocks of 256 KB take as many bytes stored and twice the
 # time to read, blocks of 64 KB take 3% more.
 BLOCK = 128 * 1024
-# Keys in a table. With more, a reader looks for a key in one base after the other.
-MAX_TABLE = 64
+# Keys in the table of every base. A longer table is written only now and then, after bases of so many times its bytes:
+# a reader looks for a key in one base after the other until it meets a table.
+MAX_TABLE, APART = 64, 16
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_RAW)]
 
@@ -50,7 +51,7 @@ class Head(Patch, array_like=True, forbid_unknown_fields=True):
 
     sizes: list[_Count] = msgspec.field(default_factory=list)  # stored bytes of each block
     digests: bytes = b""  # 16 bytes of the sha256 of each block as stored
-    table: list[Spot] = msgspec.field(default_factory=list)  # all keys in their order; empty if they are too many
+    table: list[Spot] = msgspec.field(default_factory=list)  # all keys in their order; if many, not in every base
 
     @property
     def literal(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from saveslot.codec import format_1
-from saveslot.codec.blocks import BLOCK, MAX_TABLE, SMALL, Blocks, Head, Spot, opened, packed, patch_body
+from saveslot.codec.blocks import APART, BLOCK, MAX_TABLE, SMALL, Blocks, Head, Spot, opened, packed, patch_body
 from saveslot.codec.chunks import Chunks
 from saveslot.codec.frame import PATCH, VERSION, chained, pack, unpack
 from saveslot.codec.marks import EVERY, after as marks_after, mark
@@ -38,6 +38,7 @@ class Stand(msgspec.Struct, frozen=True):
     lengths: dict[str, int] = {}  # of its texts, in their order
     marks: dict[str, list[int]] = {}
     changed: dict[str, int] = {}  # seq of the base that last changed the key
+    listed: int = 0  # uncompressed bytes of the chain up to the last base that has a table, or is a keyframe
 
 
 class State(msgspec.Struct, eq=False):
@@ -172,11 +173,18 @@ def _stood(state: State, seq: int, digest: bytes, raw: int, lengths: Mapping[str
     for change in head.changes:
         changed[change.key] = seq
         marks[change.key] = marks_after(marks.get(change.key, ()), lengths.get(change.key, 0), change)
-    return _standing(state, seq, digest, raw, marks, changed)
+    listed = raw if head.table or not state.stand.seq else state.stand.listed
+    return _standing(state, seq, digest, raw, marks, changed, listed)
 
 
 def _standing(
-    state: State, seq: int, digest: bytes, raw: int, marks: Mapping[str, list[int]], changed: Mapping[str, int]
+    state: State,
+    seq: int,
+    digest: bytes,
+    raw: int,
+    marks: Mapping[str, list[int]],
+    changed: Mapping[str, int],
+    listed: int,
 ) -> Stand:
     texts = state.texts
     return Stand(
@@ -186,6 +194,7 @@ def _standing(
         {key: len(text) for key, text in texts.items()},
         {key: found for key, found in marks.items() if found and key in texts},
         {key: changed[key] for key in texts},
+        listed,
     )
 
 
@@ -239,8 +248,10 @@ def _long(after: State, seen: Changes) -> Written | None:
             marks.get(change.key, ()), stand.lengths.get(change.key, 0), change, after.texts[change.key]
         )
 
+    listed = len(after.texts) <= MAX_TABLE or stand.raw - stand.listed >= APART * _table_bytes(after.texts)
+
     def table() -> list[Spot]:
-        if len(after.texts) > MAX_TABLE:
+        if not listed:
             return []
         return [Spot(key, seq - changed[key], len(text)) for key, text in after.texts.items()]
 
@@ -251,9 +262,15 @@ def _long(after: State, seen: Changes) -> Written | None:
         return None
     after.digest = chained(stand.digest, frame)
     if raw > SMALL:
-        after.stand = _standing(after, seq, after.digest, stand.raw + raw, marks, changed)
+        reached = stand.raw + raw if listed else stand.listed
+        after.stand = _standing(after, seq, after.digest, stand.raw + raw, marks, changed, reached)
         after.tables = {}
     return Written(frame, after, stand.seq, seen)
+
+
+def _table_bytes(texts: Texts) -> int:
+    """Return about how many bytes a table takes, uncompressed."""
+    return sum(map(len, texts)) + 8 * len(texts)
 
 
 def _keyframe(after: State, seen: Changes) -> Written:
@@ -263,6 +280,6 @@ def _keyframe(after: State, seen: Changes) -> Written:
     marks = {change.key: mark((), 0, change, after.texts[change.key]) for change in long}
     frame, raw = packed(changes, ([], []), after.texts, list, patch=False, tagged=after.tagged)
     after.recipe, after.digest = Recipe(seq, (), 0, raw, 0, after.weight), chained(b"", frame)
-    after.stand = _standing(after, seq, after.digest, raw, marks, dict.fromkeys(after.texts, seq))
+    after.stand = _standing(after, seq, after.digest, raw, marks, dict.fromkeys(after.texts, seq), raw)
     after.tables = {}
     return Written(frame, after, 0, seen)
