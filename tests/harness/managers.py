@@ -299,6 +299,41 @@ class ManagerMachine(RuleBasedStateMachine):
     # Several at once
 
     @precondition(lambda self: self.logs)
+    @rule(who=WHO, pick=PICKS)
+    def block(self, who: int, pick: Random) -> None:
+        """Checkpoints of some sessions in one commit, perhaps with a new session: all of them, or none."""
+        manager, logs = self.managers[who], self.logs
+        chosen = pick.sample(self.live(), pick.randint(1, len(logs)))
+        saved = {session_id: self.unique(logs[session_id].data) for session_id in chosen}
+        new = [session_id for session_id in IDS if session_id not in logs][: pick.randint(0, 1)]
+        ended = any(logs[session_id].state not in TRANSITIONS["checkpoint"] for session_id in chosen)
+        refused = ended or any(self.stale(who, session_id) for session_id in chosen)
+
+        async def commit() -> None:
+            async with manager.together() as block:
+                for session_id, data in saved.items():
+                    block.checkpoint(session_id, "block", data)
+                for session_id in new:
+                    block.create_session("t", session_id=session_id)
+
+        if refused:
+            self.refused(commit(), (Conflict, InvalidTransition, NotFound))
+            for session_id in chosen:
+                assert self.run(manager.head(session_id)) is not None
+                self.saw(who, session_id)
+            return
+        self.run(commit())
+        for session_id, data in saved.items():
+            logs[session_id].add("block", data, data)
+            self.saw(who, session_id)
+        for session_id in new:
+            self.count += 1
+            log = logs[session_id] = Log(self.count)
+            log.shown.append((1, "session_created", {"agent_type": "t", "user_id": ""}))
+            log.at[1] = {}
+            self.saw(who, session_id)
+
+    @precondition(lambda self: self.logs)
     @rule(who=WHO, pick=PICKS, both=st.integers(0, 3))
     def together(self, who: int, pick: Random, both: int) -> None:
         """Several callers of one session, some cancelled: each gets its write's outcome; each write is stored once."""
