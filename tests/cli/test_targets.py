@@ -226,7 +226,7 @@ def test_help_names_every_command(run):
         "audit bench cancel complete completion copy create demo diff doctor erase export fail fork gc import keeper"
     )
     answer += (
-        " key label log ls migrate pause pin record records release resume rm rollback serve show stats steps tail"
+        " key label log ls mcp migrate pause pin record records release resume rm rollback serve show stats steps tail"
     )
     answer += " thin token top unpin wait workers"
     assert sorted(name for commands in COMMANDS.values() for name in commands) == answer.split()
