@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 import saveslot
-from saveslot import Corrupt, NotFound, SaveslotError, SessionManager
+from saveslot import Corrupt, KeyMissing, NotFound, SaveslotError, SessionManager
 from saveslot.cli import main
+from saveslot.codec import new_key
 from saveslot.stores import open_store
 from saveslot.values.log import Entry, Row
-from tests.harness.damage import Plant, planted
+from tests.harness.damage import Plant, SqlitePlant, planted
 
 OLDER, NEWEST = 4, 8
 # On a server a case costs more: every n-th of all.
@@ -43,9 +44,14 @@ async def filled(url: str) -> None:
         await sessions.take("first")
 
 
-@pytest.fixture(params=["sqlite", "postgres", "valkey"], scope="module")
-def plant(request, tmp_path_factory) -> Plant:
-    return planted(request, tmp_path_factory, filled)
+@pytest.fixture(params=["sqlite", "sealed", "postgres", "valkey"], scope="module")
+def plant(request, tmp_path_factory) -> Iterator[Plant]:
+    if request.param != "sealed":
+        yield planted(request, tmp_path_factory, filled)
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SAVESLOT_ENCRYPTION_KEY", new_key())
+        yield SqlitePlant(tmp_path_factory.mktemp("sealed"), filled)
 
 
 def doors(sessions: SessionManager) -> Iterator[tuple[str, Callable[[], Awaitable[Any]]]]:
@@ -64,6 +70,8 @@ def doors(sessions: SessionManager) -> Iterator[tuple[str, Callable[[], Awaitabl
 def plain(answer: Any) -> Any:
     if isinstance(answer, list):
         return [plain(item) for item in answer]  # pyright: ignore[reportUnknownVariableType]
+    if getattr(answer, "locked", False):  # in a list, what cannot be opened
+        raise KeyMissing("locked")
     return answer.to_dict() if hasattr(answer, "to_dict") else answer
 
 
@@ -74,7 +82,7 @@ async def answers(url: str) -> dict[str, str]:
         for door, ask in doors(sessions):
             try:
                 said[door] = json.dumps(plain(await ask()))
-            except Corrupt:
+            except (Corrupt, KeyMissing):  # the key does not open what another session has
                 said[door] = "Corrupt"
             except NotFound as exc:
                 said[door] = str(exc)
@@ -171,7 +179,7 @@ async def appended(url: str) -> str:
     async with saveslot.open(url) as sessions:
         try:
             checkpoint = await sessions.checkpoint("second", "late", put={"late": 1})
-        except Corrupt:
+        except (Corrupt, KeyMissing):
             return "Corrupt"
         except SaveslotError as exc:
             return exc.code
