@@ -16,6 +16,8 @@ PLACES = {
     "/sessions/trip-lisbon": "[role=slider]",
     "/compare?a=trip-lisbon@5&b=trip-lisbon@latest": ".sum-line",
     "/settings": ".settings",
+    "/storage": ".sort-bar",
+    "/analytics": ".heatmap",
     "/sessions/lesson-2207": "[role=slider]",
 }
 

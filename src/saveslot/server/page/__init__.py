@@ -20,7 +20,7 @@ from saveslot.server.routes import Route
 
 TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 # Places that exist; each is the same document, and the page shows what the URL says.
-PLACES = ("/", "/sessions", "/sessions/{id}", "/compare", "/events", "/settings")
+PLACES = ("/", "/sessions", "/sessions/{id}", "/compare", "/storage", "/analytics", "/events", "/settings")
 # A year: the digest in the name changes with the content.
 FOR_GOOD = "public, max-age=31536000, immutable"
 

@@ -2,6 +2,7 @@
 /** The page: a bar with the places, the screen of the place one is at, and what floats above both. */
 import { me, namespace, signedOut } from "./api.js";
 import { now } from "./clock.js";
+import { analyticsScreen } from "./analytics.js";
 import { compareScreen } from "./compare.js";
 import { ask, close, dialogView, question } from "./dialog.js";
 import { clock, plain, span } from "./format.js";
@@ -15,6 +16,7 @@ import { sessionScreen } from "./session.js";
 import { sessionsScreen } from "./sessions.js";
 import { settingsScreen } from "./settings.js";
 import { identify, signInView } from "./signin.js";
+import { storageScreen } from "./storage.js";
 import { connect, connected, gaps, lostAt } from "./stream.js";
 import { toastView, undo } from "./toast.js";
 import { effect, html, render, signal } from "./view.js";
@@ -26,6 +28,8 @@ import { effect, html, render, signal } from "./view.js";
 const PLACES = [
   { path: "/", name: "Now", key: "n", icon: "now", open: nowScreen },
   { path: "/sessions", name: "Sessions", key: "s", icon: "sessions", open: sessionsScreen },
+  { path: "/storage", name: "Storage", key: "t", icon: "storage", open: storageScreen },
+  { path: "/analytics", name: "Analytics", key: "a", icon: "analytics", open: analyticsScreen },
   { path: "/events", name: "Events", key: "e", icon: "events", open: eventsScreen },
 ];
 

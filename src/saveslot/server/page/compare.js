@@ -110,7 +110,7 @@ export function compareScreen() {
   function table({ a, b, operations }) {
     if (!operations.length) return html`<p class="soft pending">Both have the same data.</p>`;
     if (inline()) return html`<ul class="operations">${each(operations, (_, i) => i, (op) => html`<li><span class=${`sign-box ${SIGNS[op.op]?.[1]}`}>${SIGNS[op.op]?.[0]}</span><span class="path mono">${dotted(op.path)}</span><span class="value mono">${change(op)}</span></li>`)}</ul>`;
-    return html`<div class="compare-scroll"><table class="compare"><thead><tr><th>Path</th><th>A · <span class="mono">${a.seq} ${plain(a.name)}</span></th><th>B · <span class="mono">${b.seq} ${plain(b.name)}</span></th></tr></thead><tbody>${each(rowsOf(operations), (_, i) => i, sideRow)}</tbody></table></div>`;
+    return html`<div class="compare-scroll" tabindex="0"><table class="compare"><thead><tr><th>Path</th><th>A · <span class="mono">${a.seq} ${plain(a.name)}</span></th><th>B · <span class="mono">${b.seq} ${plain(b.name)}</span></th></tr></thead><tbody>${each(rowsOf(operations), (_, i) => i, sideRow)}</tbody></table></div>`;
   }
 
   /** More operations than are drawn: by first key, each opened on demand. @param {NonNullable<typeof loaded.value>} two */

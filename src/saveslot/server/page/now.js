@@ -5,6 +5,7 @@ import * as actions from "./actions.js";
 import { now } from "./clock.js";
 import { cli, copyButtons, curl } from "./copy.js";
 import { emptyView } from "./empty.js";
+import { spark } from "./charts.js";
 import { eventRows } from "./event_rows.js";
 import { clock, count, many, plain, short, span } from "./format.js";
 import { stateWord } from "./icons.js";
@@ -14,6 +15,7 @@ import { actionButton } from "./session.js";
 import { shapeSource } from "./shapes.js";
 import { smallTape } from "./small_tape.js";
 import { connected, onEntry } from "./stream.js";
+import { healthView } from "./health.js";
 import { throughput, throughputView } from "./throughput.js";
 import { each, html, signal } from "./view.js";
 
@@ -22,11 +24,14 @@ import { each, html, signal } from "./view.js";
 const HOUR = 3600;
 // Seconds between two looks for what no entry tells: that a worker is silent.
 const LOOK = 3;
+const SLOW = 15;
 // Rows: of what needs a person, of failures with one reason before they are drawn as one, at work, and of the newest events.
 const NEEDS = 12;
 const ALIKE = 3;
 const BUSY = 12;
 const NEWEST = 9;
+/** What an hour counts beside each state, and its word. */
+const DAILY = /** @type {Record<string, [string, string]>} */ ({ active: ["created", "created"], completed: ["ended", "ended"], failed: ["failed", "failed"], orphaned: ["claimed", "taken over"] });
 // Seconds that the common axis reaches back.
 const REACH = 600;
 
@@ -58,6 +63,9 @@ export function grouped(all) {
 export function nowScreen() {
   const facets = signal(/** @type {any} */ (null));
   const wanting = signal(/** @type {Need[]} */ ([]));
+  const stats = signal(/** @type {any} */ (null));
+  const tiers = signal(/** @type {any} */ (null));
+  const hours = signal(/** @type {any} */ (null));
   const busy = signal(/** @type {readonly any[]} */ ([]));
   const newest = signal(/** @type {readonly import("./stream.js").Entry[]} */ ([]));
   const outlooks = signal(/** @type {ReadonlyMap<string, any>} */ (new Map()));
@@ -65,6 +73,7 @@ export function nowScreen() {
   const rate = throughput();
   let timer = 0;
   let soon = 0;
+  let slow = 0;
   let pointerInside = false;
 
   async function load() {
@@ -87,6 +96,19 @@ export function nowScreen() {
     timer = setTimeout(load, LOOK * 1000);
   }
 
+  /** What changes slowly, or costs more. */
+  async function loadSlow() {
+    try {
+      const [numbers, storage, buckets] = await Promise.all([get("/stats"), get("/storage"), get("/stats/buckets", { bucket: HOUR, since: 24 * HOUR })]);
+      stats.value = numbers;
+      tiers.value = storage.tiers;
+      hours.value = buckets;
+    } catch {
+      // As above.
+    }
+    slow = setTimeout(loadSlow, SLOW * 1000);
+  }
+
   const stopStream = onEntry({}, (entry) => {
     rate.take(entry);
     newest.value = [entry, ...newest.peek()].slice(0, NEWEST);
@@ -95,6 +117,7 @@ export function nowScreen() {
     }
   });
   load();
+  loadSlow();
 
   /** @param {string} id @param {string} state */
   async function act(id, state) {
@@ -113,10 +136,23 @@ export function nowScreen() {
     return html`<h1 class="now-sentence">${orphaned ? html`<span class="s-orphaned">${count(orphaned)} orphaned</span>` : null}${orphaned && failed ? ", " : ""}${failed ? html`<span class="s-failed">${count(failed)} failed</span> in the last hour` : null}. ${working ? `The other ${count(working)} ${working === 1 ? "is" : "are"} active.` : "No other is active."} ${note}</h1>`;
   }
 
+  /** What happened hour by hour, over a day: created, completed, failed, taken over. @param {string} word */
+  function curve(word) {
+    const values = hourly(word);
+    return values?.some(Boolean) ? spark(values, word) : null;
+  }
+  /** @param {string} word */
+  function dayText(word) {
+    const sum = hourly(word)?.reduce((a, b) => a + b, 0);
+    return sum ? html`<span class="soft curve">${DAILY[word][1]} ${count(sum)} in 24 h</span>` : null;
+  }
+  /** @param {string} word @returns {number[] | null} */
+  const hourly = (word) => (DAILY[word] && hours.value ? hours.value.items.map((/** @type {any} */ bucket) => bucket[DAILY[word][0]]) : null);
+
   const counters = () => {
     const { by_state: states, orphaned } = facets.value;
     const values = /** @type {[string, number][]} */ ([["active", states.active - orphaned], ["paused", states.paused], ["completed", states.completed], ["failed", states.failed], ["orphaned", orphaned]]);
-    return html`<section class="panel counters" aria-label="Sessions by state" aria-live="polite">${each(values, ([word]) => word, ([word, number]) => html`<a class="counter" href=${`/sessions?state=${word}`}>${stateWord(word)}<b>${count(number)}</b></a>`)}</section>`;
+    return html`<section class="panel counters" aria-label="Sessions by state" aria-live="polite">${each(values, ([word]) => word, ([word, number]) => html`<a class="counter" href=${`/sessions?state=${word}`}><span class="counter-line">${stateWord(word)}${dayText(word)}</span><span class="counter-line"><b>${count(number)}</b>${curve(word)}</span></a>`)}</section>`;
   };
 
   /** @param {{need: Need, more: number}} row */
@@ -161,8 +197,8 @@ export function nowScreen() {
     if (!facets.value) return html`<div class="panel loading"></div>`;
     if (!facets.value.sessions) return emptyView();
     return html`${sentence()}${counters()}<div class="now-columns"><div class="stack">${needsPanel()}${wall()}</div>
-      <div class="stack">${throughputView(rate)}<section class="panel" aria-label="Just now"><header class="panel-head"><h2>Just now</h2><span class="push"></span><a class="quiet-link" href="/events">all events</a></header>${newest.value.length ? eventRows(newest.value, true) : html`<p class="soft pad">waiting for the next entry</p>`}</section></div></div>`;
+      <div class="stack">${throughputView(rate)}${healthView(stats.value, tiers.value)}<section class="panel" aria-label="Just now"><header class="panel-head"><h2>Just now</h2><span class="push"></span><a class="quiet-link" href="/events">all events</a></header>${newest.value.length ? eventRows(newest.value, true) : html`<p class="soft pad">waiting for the next entry</p>`}</section></div></div>`;
   }
 
-  return { title: "Now", view, dispose: () => { stopStream(); clearTimeout(timer); clearTimeout(soon); shapes.stop(); rate.stop(); } };
+  return { title: "Now", view, dispose: () => { stopStream(); clearTimeout(timer); clearTimeout(soon); clearTimeout(slow); shapes.stop(); rate.stop(); } };
 }

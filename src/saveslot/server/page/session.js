@@ -12,6 +12,7 @@ import { happened } from "./happened.js";
 import { icon, stateWord } from "./icons.js";
 import { layout } from "./layout.js";
 import * as logList from "./log.js";
+import { longTape } from "./long_tape.js";
 import { logSource } from "./log_source.js";
 import { messageKey, messages } from "./messages.js";
 import { operationRows, summary } from "./operations.js";
@@ -39,6 +40,7 @@ export function sessionScreen(id) {
   const states = stateSource(id);
   const session = signal(/** @type {any} */ (null));
   const outlook = signal(/** @type {import("./outlook.js").Outlook | null} */ (null));
+  const overview = signal(/** @type {import("./long_tape.js").Overview | null} */ (null));
   const failure = signal(/** @type {Failure | null} */ (null));
   const selected = signal(0);
   const following = signal(true);
@@ -100,6 +102,7 @@ export function sessionScreen(id) {
       following.value = selected.peek() === list[list.length - 1].seq && !at;
       failure.value = null;
       loadOutlook();
+      loadOverview();
     } catch (error) {
       if (!(error instanceof Failure)) throw error;
       if (error.status === 404 && (await resolved())) return;
@@ -115,6 +118,8 @@ export function sessionScreen(id) {
     return true;
   }
 
+  /** The whole log in columns, once it is longer than a tape can be. */
+  const loadOverview = () => source.total.peek() * 12 > 2000 && get(`${path}/buckets`, { n: 240 }).then((value) => (overview.value = value));
   const loadOutlook = () => get(`${path}/outlook`).then((value) => (outlook.value = value)).catch(() => (outlook.value = null));
 
   /** What this page or another writer changed. */
@@ -122,6 +127,7 @@ export function sessionScreen(id) {
     await source.later();
     session.value = await get(path);
     loadOutlook();
+    if (source.total.peek() - (overview.peek()?.entries ?? 0) > 50) loadOverview();
     const list = source.entries.peek();
     if (following.peek()) select(list.length - 1);
   }
@@ -227,7 +233,7 @@ export function sessionScreen(id) {
     { keys: ["]", "ArrowRight"], text: "next entry", run: () => select(index() + 1) },
     { keys: ["{"], text: "checkpoint before", run: () => stepCheckpoint(-1) },
     { keys: ["}"], text: "next checkpoint", run: () => stepCheckpoint(1) },
-    { keys: ["Home"], text: "first entry", run: () => source.entries.peek()[0].seq > 1 ? source.jump(1).then(() => select(0)) : select(0) },
+    { keys: ["Home"], text: "first entry", run: () => jump(1) },
     { keys: ["End"], text: "newest entry, and follow", run: () => toEnd() },
     { keys: ["a"], text: "A here, or clear it", run: setA },
     { keys: ["d"], text: "compare with A, or with what was before", run: () => go(compareUrl()) },
@@ -241,6 +247,12 @@ export function sessionScreen(id) {
     { keys: ["y"], text: "copy as CLI", run: () => navigator.clipboard.writeText(commandHere()) },
   ].flatMap((shortcut) => (shortcut.keys[0] === "1" ? ["state", "diff", "messages", "raw"].map((name, i) => ({ keys: [String(i + 1)], text: name, run: () => setTab(name) })) : [shortcut])).map((s) => ({ where: "Tape", ...s })) : []);
 
+  /** Go to an entry, loaded or not. @param {number} seq */
+  async function jump(seq) {
+    const known = source.entries.peek();
+    if (seq < known[0].seq || seq > known[known.length - 1].seq) await source.jump(seq);
+    select(indexOf(source.entries.peek(), seq));
+  }
   async function toEnd() {
     const last = source.entries.peek()[source.entries.peek().length - 1].seq;
     if (last < source.total.peek()) await source.jump();
@@ -253,9 +265,15 @@ export function sessionScreen(id) {
     const word = orphaned() ? "orphaned" : state;
     const main = orphaned() || state === "failed" ? { text: "Recover…", verb: "recover", run: () => actions.recover(subject()) } : null;
     const list = entries();
-    const duration = (Date.parse(list[list.length - 1].at) - Date.parse(list[0].at)) / 1000;
+    const all = overview.value;
+    const whole = list.length === source.total.value;
+    const ends = all && !whole ? [all.items[0].start, all.items[all.items.length - 1].end] : [list[0].at, list[list.length - 1].at];
+    const duration = (Date.parse(ends[1]) - Date.parse(ends[0])) / 1000;
+    const turned = (/** @type {string} */ kind) => all?.turns.filter((turn) => turn.kind === kind).length ?? 0;
+    const owners = new Set(all && !whole ? all.items.flatMap(({ owner }) => owner ?? []) : clips.map(({ worker }) => worker)).size;
+    const rolledBack = whole ? rollbacks.length : turned("rollback");
     const saved = list.filter(({ kind }) => CHECKPOINTS.has(kind)).length;
-    const died = clips.filter(({ end }) => end === "died").length;
+    const died = whole ? clips.filter(({ end }) => end === "died").length : turned("claimed");
     const forks = list.reduce((sum, { forks }) => sum + (forks?.length ?? 0), 0);
     const { owner } = session.value;
     return html`<div class="headline">
@@ -268,7 +286,7 @@ export function sessionScreen(id) {
       ${actionButton("Roll back here", "r", rollbackWhy(), verbs.rollback)}
       ${main && state === "failed" ? actionButton(main.text, "", actions.why(subject(), "recover"), main.run, "main") : null}
     </div>
-    <p class="sentence"><b>${many(saved, "checkpoint")}</b>${clips.length ? html` by <b>${many(new Set(clips.map(({ worker }) => worker)).size, "owner")}</b>` : null} in ${span(duration)}${died ? html`, taken over <b>${died === 1 ? "once" : died === 2 ? "twice" : `${died} times`}</b> after a worker died` : null}${rollbacks.length ? html`, <b>rolled back ${rollbacks.length === 1 ? "once" : `${rollbacks.length} times`}</b>` : null}${forks ? html`, <b>${many(forks, "fork")}</b>` : null}.
+    <p class="sentence"><b>${whole ? many(saved, "checkpoint") : many(source.total.value, "entry", "entries")}</b>${owners ? html` by <b>${many(owners, "owner")}</b>` : null} in ${span(duration)}${died ? html`, taken over <b>${died === 1 ? "once" : died === 2 ? "twice" : `${died} times`}</b> after a worker died` : null}${rolledBack ? html`, <b>rolled back ${rolledBack === 1 ? "once" : `${rolledBack} times`}</b>` : null}${forks ? html`, <b>${many(forks, "fork")}</b>` : null}.
       ${orphaned() ? html`<span class="s-orphaned">No worker has held it since ${clock(Date.parse(silent() ?? list[list.length - 1].at) / 1000)}.</span>` : owner ? html`Held by <b>${plain(owner.worker)}</b>, last sign of life ${span(Math.max(0, now.value - Date.parse(session.value.last_heartbeat) / 1000))} ago.` : null}</p>`;
   }
 
@@ -294,6 +312,7 @@ export function sessionScreen(id) {
         <span class="legend push"><span><i class="k-notch"></i>checkpoint, taller = more bytes</span><span><i class="k-diamond"></i>effect</span><span><i class="k-hatch"></i>left behind</span></span>
         <span class="segments"><button aria-pressed=${String(!even())} @click=${() => replace(withQuery({ scale: null }))}>time, silence folded</button><button aria-pressed=${String(even())} @click=${() => replace(withQuery({ scale: "even" }))}>even</button></span>
       </div>
+      ${overview.value ? longTape({ overview: overview.value, width: width.value, from: s.entries[0].seq, to: s.entries[s.entries.length - 1].seq, seq: entry.seq, onjump: jump }) : null}
       <div ref=${measure}>${tape({ marks, story: s, index: here, a, onselect: (i) => select(entries().indexOf(s.entries[i])), label: `Entries of ${plain(id)}` })}</div>
     </section>`;
   }

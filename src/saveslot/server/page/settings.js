@@ -107,7 +107,7 @@ export function settingsScreen() {
     return html`<h1>Settings</h1><div class="settings"><section class="panel" aria-label="Tokens"><header class="panel-head"><h2>Tokens</h2><span class="soft">stored hashed; a new one is shown once</span><span class="push"></span>
         <button disabled=${Boolean(why)} title=${why || null} @click=${create}>New token…</button></header>
         ${why ? html`<p class="pad soft">${why}</p>` : trouble.value ? html`<p class="pad trouble">${trouble.value}</p>` : !tokens.value ? null : tokens.value.length
-          ? html`<div class="table-wrap"><table class="tokens"><thead><tr><th>Name</th><th>Scope</th><th>Namespaces</th><th class="c-number">Last used</th><th class="c-number">Expires</th><th><span class="hidden">Actions</span></th></tr></thead><tbody>${each(tokens.value, ({ name }) => name, row)}</tbody></table></div>`
+          ? html`<div class="table-wrap" tabindex="0"><table class="tokens"><thead><tr><th>Name</th><th>Scope</th><th>Namespaces</th><th class="c-number">Last used</th><th class="c-number">Expires</th><th><span class="hidden">Actions</span></th></tr></thead><tbody>${each(tokens.value, ({ name }) => name, row)}</tbody></table></div>`
           : html`<p class="pad soft">There is no token: everybody on this machine may do everything, and nobody from elsewhere anything.</p>`}</section>
       <div class="stack"><section class="panel" aria-label="This browser"><header class="panel-head"><h2>This browser</h2></header><dl class="facts">
         ${choice("Theme", [["light", "light"], ["dark", "dark"], ["", "system"]], localStorage.getItem("saveslot.theme") ?? "", (value) => keep("saveslot.theme", value, () => (document.documentElement.dataset.theme = value)))}

@@ -1,9 +1,13 @@
 // @ts-check
-/** Checkpoints and bytes of the last minute, counted from the stream. */
+/** Checkpoints and bytes: of the last minute from the stream, of an hour or a day from the store. */
+import { get } from "./api.js";
 import { count, size } from "./format.js";
-import { html, signal } from "./view.js";
+import { place, replace, withQuery } from "./places.js";
+import { effect, html, signal } from "./view.js";
 
 const SECONDS = 60;
+/** Seconds of a window, and of one of its points. */
+const WINDOWS = /** @type {Record<string, [number, number]>} */ ({ "1h": [3600, 60], "24h": [86400, 1440] });
 const [WIDTH, HEIGHT] = [330, 64];
 
 export function throughput() {
@@ -13,27 +17,43 @@ export function throughput() {
     seconds.value = [...seconds.peek().slice(1), current];
     current = { checkpoints: 0, bytes: 0 };
   }, 1000);
+  const stored = signal(/** @type {readonly {checkpoints: number, bytes: number}[] | null} */ (null));
+  let again = 0;
+  const stop = effect(() => {
+    const window = WINDOWS[place.value.query.get("window") ?? ""];
+    stored.value = null;
+    clearTimeout(again);
+    if (!window) return;
+    const load = () => get("/stats/buckets", { since: window[0], bucket: window[1] }).then(({ items }) => (stored.value = items.map((/** @type {any} */ item) => ({ checkpoints: item.checkpoints / window[1], bytes: item.bytes / window[1] })))).catch(() => {}).finally(() => (again = setTimeout(load, 15_000)));
+    load();
+  });
   return {
     seconds,
+    stored,
     /** @param {import("./stream.js").Entry} entry */
     take({ kind, bytes }) {
       if (kind === "checkpoint") current.checkpoints++;
       current.bytes += bytes ?? 0;
     },
-    stop: () => clearInterval(timer),
+    stop() {
+      clearInterval(timer);
+      clearTimeout(again);
+      stop();
+    },
   };
 }
 
 /** @param {ReturnType<typeof throughput>} rate */
-export function throughputView({ seconds }) {
-  const values = seconds.value;
-  const most = Math.max(4, ...values.map(({ checkpoints }) => checkpoints));
-  const last = values.slice(-10);
+export function throughputView({ seconds, stored }) {
+  const chosen = WINDOWS[place.value.query.get("window") ?? ""] ? place.value.query.get("window") : "60s";
+  const values = (chosen === "60s" ? seconds.value : stored.value) ?? [{ checkpoints: 0, bytes: 0 }, { checkpoints: 0, bytes: 0 }];
+  const most = Math.max(chosen === "60s" ? 4 : 0.01, ...values.map(({ checkpoints }) => checkpoints));
+  const last = chosen === "60s" ? values.slice(-10) : values;
   const mean = (/** @type {"checkpoints" | "bytes"} */ what) => last.reduce((sum, second) => sum + second[what], 0) / last.length;
   const step = WIDTH / (values.length - 1);
   const line = values.map(({ checkpoints }, i) => `${i ? "L" : "M"}${(i * step).toFixed(1)} ${(HEIGHT - (checkpoints / most) * (HEIGHT - 4)).toFixed(1)}`).join("");
   const perSecond = mean("checkpoints");
-  return html`<section class="panel" aria-label="Throughput"><header class="panel-head"><h2>Throughput</h2><span class="soft">last 60 s, as this page saw it</span></header>
-    <div class="pad"><div class="figures"><span><b>${perSecond < 10 ? perSecond.toFixed(1) : count(Math.round(perSecond))}</b> checkpoints/s</span><span><b>${size(Math.round(mean("bytes")))}</b>/s</span></div>
-    <svg class="throughput" viewBox=${`0 0 ${WIDTH} ${HEIGHT + 2}`} role="img" aria-label=${`${perSecond.toFixed(1)} checkpoints a second; at most ${most} in a second of the last minute`}><path class="area" d=${`${line}V${HEIGHT}H0z`}/><path class="line" d=${line}/></svg></div></section>`;
+  return html`<section class="panel" aria-label="Throughput"><header class="panel-head"><h2>Throughput</h2><span class="push segments">${["60s", "1h", "24h"].map((name) => html`<button aria-pressed=${String(name === chosen)} @click=${() => replace(withQuery({ window: name === "60s" ? null : name }))}>${name.replace(/(\d)([a-z])/, "$1 $2")}</button>`)}</span></header>
+    <div class="pad"><div class="figures"><span><b>${perSecond < 10 ? perSecond.toFixed(perSecond && perSecond < 0.1 ? 3 : 1) : count(Math.round(perSecond))}</b> checkpoints/s</span><span><b>${size(Math.round(mean("bytes")))}</b>/s</span></div>
+    <svg class="throughput" viewBox=${`0 0 ${WIDTH} ${HEIGHT + 2}`} role="img" aria-label=${`${perSecond.toFixed(1)} checkpoints a second; at most ${most.toFixed(1)}, over ${chosen}`}><path class="area" d=${`${line}V${HEIGHT}H0z`}/><path class="line" d=${line}/></svg></div></section>`;
 }

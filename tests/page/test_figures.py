@@ -1,0 +1,65 @@
+"""Figures: storage, analytics, and a log too long for one tape."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from playwright.sync_api import expect
+
+from tests.page.api import get
+from tests.page.test_session import selected
+
+ENTRIES = 2500
+LONG = """
+import asyncio, sys, saveslot
+async def main(store, entries):
+    async with saveslot.open(store) as sessions, sessions.hold("long", create="indexer") as held:
+        for n in range(entries):
+            await held.checkpoint("read", put={"n": n})
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+def test_storage_is_that_of_the_api(watched, url):
+    """Each agent type has a row with its sessions; the table of days sums up to what the bars draw."""
+    storage = get(url, "/storage")
+    page = watched.open("/storage")
+    rows = page.locator(".plain-table").first.locator("tbody tr")
+    expect(rows).to_have_count(len(storage["by_agent_type"]))
+    expect(page.locator(".bars.tall rect")).to_have_count(30)
+    page.get_by_role("button", name="as table").click()
+    expect(page.locator(".chart-table tbody tr")).to_have_count(30)
+
+
+def test_analytics_says_what_it_is_of(watched, url):
+    """The sentence names the sample; the pair of names is in the URL, and changes the figures."""
+    looked = get(url, "/analytics")["looked_at"]
+    page = watched.open("/analytics?from=planned&to=booked")
+    expect(page.locator(".sentence")).to_contain_text(f"newest {looked['sessions']} sessions and {looked['entries']}")
+    expect(page.get_by_role("region", name="Time between")).to_contain_text("1 pair")
+    page.get_by_label("To", exact=True).select_option("summarised")
+    expect(page).to_have_url(re.compile("to=summarised"))
+    expect(page.get_by_role("region", name="Why they fail")).to_contain_text("BudgetExceeded: 912 of 900 euros")
+
+
+def test_long_log_is_an_overview_and_a_window(watched, url, store):
+    """Thousands of entries are columns, and a window that follows the playhead; both ends are one key away."""
+    subprocess.run([sys.executable, "-c", LONG, str(store), str(ENTRIES)], check=True, timeout=300)
+    entries = get(url, "/sessions/long/log?limit=1")["entries"]
+    page = watched.open("/sessions/long")
+    expect(page.locator(".long-tape")).to_be_visible()
+    expect(page.locator(".sentence")).to_contain_text(f"{entries:,} entries by 1 owner")
+    assert selected(page) == entries
+    assert page.locator(".tape .notch").count() <= 130
+    page.keyboard.press("Home")
+    expect(page.get_by_role("slider")).to_have_attribute("aria-valuenow", "1")
+    box = page.locator(".long-tape svg").bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 40)
+    expect(page.locator(".tape-head .here b")).not_to_contain_text("1 created")
+    assert abs(selected(page) - entries / 2) < entries / 20
+    page.keyboard.press("]")
+    page.keyboard.press("End")
+    expect(page.get_by_role("slider")).to_have_attribute("aria-valuenow", str(entries))
+    assert page.locator(".log-row").count() < 80
