@@ -20,7 +20,7 @@ from tests.page.conftest import CHROMIUM, serving
 SCREENS = {
     "now": ("/", ".health"),
     "sessions": ("/sessions", ".small-tape"),
-    "session": ("/sessions/trip-lisbon?at=22", ".tree"),
+    "session": ("/sessions/trip-lisbon?at=22", ".tree, .operations"),
     "diff": ("/sessions/trip-lisbon?tab=diff&from=5&at=22", ".operations"),
     "orphan": ("/sessions/lesson-2207", ".card"),
     "compare": ("/compare?a=trip-lisbon@planned&b=trip-lisbon@summarised", ".operations, .compare"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from playwright.sync_api import expect
 
 from tests.page.api import post
@@ -48,7 +50,8 @@ def test_new_sessions_and_changes_appear(watched, url):
     events.wait_for_timeout(1000)
     post(url, "/sessions", {"agent_type": "tutor", "session_id": "lesson-1", "data": {"n": 1}, "name": "asked"})
     expect(page.locator("tr.row")).to_have_count(6)
-    expect(events.locator(".event-rows li", has_text="lesson-1").first).to_be_visible()
+    row = events.locator(".event-rows li", has_text="lesson-1").first
+    expect(row.locator(".e-time")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d\.\d{3}$"))
     events.keyboard.press(" ")
     post(url, "/sessions/lesson-1/checkpoints", {"name": "hinted", "put": {"n": 2}})
     expect(events.get_by_text("1 entry waits")).to_be_visible()

@@ -21,9 +21,9 @@ const called = (kind, name) => (CHECKPOINTS.has(kind) || STEPS.has(kind) ? plain
 
 /** @param {readonly Entry[]} entries @param {boolean} [brief] */
 export const eventRows = (entries, brief = false) => html`<ul class=${brief ? "event-rows brief" : "event-rows"}>${each(entries, (e) => `${e.session_id}:${e.seq}`, (e) => html`<li>
-  <span class="e-time soft">${clock(Date.parse(e.at) / 1000, !brief)}</span><svg class="rail e-mark" width="12" height="12" aria-hidden="true">${mark(e.kind)}</svg>
+  <span class="e-time soft">${clock(Date.parse(e.timestamp) / 1000, !brief)}</span><svg class="rail e-mark" width="12" height="12" aria-hidden="true">${mark(e.kind)}</svg>
   ${brief ? null : html`<span class=${e.kind === "step_failed" || e.kind === "failed" ? "e-kind s-failed" : "e-kind soft"}>${kindText(e.kind)}</span>`}
   <a class="e-id" href=${sessionUrl(e.session_id, String(e.seq))}>${plain(e.session_id)}</a>
   ${brief ? null : html`<span class="e-seq soft">${count(e.seq)}</span>`}
   <span class="e-name mono">${brief ? called(e.kind, e.name) || kindText(e.kind) : called(e.kind, e.name)}</span>
-  ${brief ? null : html`<span class="e-agent soft">${plain(e.agent_type ?? "")}</span><span class="e-owner soft">${plain(e.owner ?? "")}</span><span class="e-bytes soft">${size(e.bytes ?? 0)}</span>`}</li>`)}</ul>`;
+  ${brief ? null : html`<span class="e-agent soft">${plain(e.agent_type ?? "")}</span><span class="e-owner soft">${plain(e.owner ?? "")}</span><span class="e-bytes soft">${e.bytes === null ? "" : size(e.bytes)}</span>`}</li>`)}</ul>`;

@@ -30,11 +30,11 @@ const drag = signal(/** @type {[number, number] | null} */ (null));
  */
 export function histogram({ bucket_s: width, buckets }, looked, narrow) {
   const most = Math.max(1, ...buckets.map(({ all }) => all));
-  const step = 1000 / Math.max(1, buckets.length);
+  const step = 1000 / Math.max(24, buckets.length);
   /** @param {PointerEvent} event */
   const at = (event) => {
     const box = /** @type {Element} */ (event.currentTarget).getBoundingClientRect();
-    return Math.max(0, Math.min(buckets.length - 1, Math.floor(((event.clientX - box.left) / box.width) * buckets.length)));
+    return Math.max(0, Math.min(buckets.length - 1, Math.floor(((event.clientX - box.left) / box.width) * (1000 / step))));
   };
   const end = () => {
     if (!drag.peek()) return;

@@ -7,7 +7,7 @@
 import { apiUrl, signedOut } from "./api.js";
 import { effect, signal } from "./view.js";
 
-/** @typedef {{cursor: string, session_id: string, agent_type: string, seq: number, kind: string, name: string, at: string, owner: string | null, bytes: number, state: string}} Entry */
+/** @typedef {{cursor: string, session_id: string, agent_type: string, seq: number, kind: string, name: string, timestamp: string, owner: string | null, bytes: number | null, state: string}} Entry `owner` and `bytes` are null where the server has not read them */
 
 /** False while the server does not answer: nothing is done on what may be old. */
 export const connected = signal(true);

@@ -88,10 +88,10 @@ const drawFork = ({ x, y, end, notches, id, state, label, before }) => svg`<g cl
   <text class=${before ? "halo before" : "halo"} x=${before ? x - 8 : end + 22} y=${y + 4}><tspan class="fork-id">${plain(id)}</tspan> ${label}</text>
 </g>`;
 
-/** The tape without its playhead. @param {Marks} marks @param {number} selected */
-const drawing = (marks, selected) => svg`
+/** The tape without its playhead. @param {Marks} marks @param {number} selected @param {number} [a] */
+const drawing = (marks, selected, a = -1) => svg`
   <path class="ruler-line" d=${`M14 ${RULER + 4}H${marks.width - 14}`}/>
-  ${each(marks.ruler.filter(({ x }) => selected < 0 || Math.abs(x - marks.xs[selected]) > PLAYHEAD_GAP), (_, i) => i, ({ x, text }) => svg`<g><path class="tick" d=${`M${x} ${RULER + 1}v6`}/><text class=${x < 20 ? "axis start" : "axis"} x=${x} y="15">${text}</text></g>`)}
+  ${each(marks.ruler.filter(({ x }) => [selected, a].every((i) => i < 0 || Math.abs(x - marks.xs[i]) > PLAYHEAD_GAP)), (_, i) => i, ({ x, text }) => svg`<g><path class="tick" d=${`M${x} ${RULER + 1}v6`}/><text class=${x < 20 ? "axis start" : "axis"} x=${x} y="15">${text}</text></g>`)}
   ${marks.nowX ? svg`<text class="axis now-label" x=${marks.nowX + 6} y="15">now</text>` : null}
   ${each(marks.dotted, (_, i) => i, ({ x, width }) => svg`<path class="unowned" d=${`M${x} ${MIDDLE - 7}h${width}`}/>`)}
   ${each(marks.clips, (_, i) => i, drawClip)}
@@ -184,7 +184,7 @@ export function tape({ marks, story, index, a, onselect, label }) {
       @pointerdown=${down} @pointermove=${move} @pointerleave=${() => (hover.value = -1)}>
       <svg width=${marks.width} height=${marks.height} aria-hidden="true">${hatch}
         ${a >= 0 ? fromA(marks, a, index) : null}
-        ${drawing(marks, index)}
+        ${drawing(marks, index, a)}
         ${playhead(marks, index, entries[index].seq)}
       </svg>
     </div>${card(marks, story)}</div>`;
