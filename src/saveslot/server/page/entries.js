@@ -64,6 +64,7 @@ export function story(entries, { orphaned = false, silentSince = null } = {}) {
   const clips = [];
   const colors = new Map();
   const behind = new Set();
+  /** @type {Story["rollbacks"]} */
   const rollbacks = [];
   const pauses = [];
   const started = new Map();

@@ -81,7 +81,7 @@ async function run(mine, signal) {
   pause = Math.min(30, pause * 2);
 }
 
-/** Server-sent events of a body. @param {ReadableStream<Uint8Array>} body */
+/** Server-sent events of a body. @param {ReadableStream<any>} body */
 async function* parsed(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
