@@ -8,7 +8,7 @@ TESTED := cli,stack,yaml,crypto,testing,server,http
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # `make -j check` goes step by step too
-.PHONY: help demo stack test test-faults test-long test-lowest test-adapters test-page check lint types types-page layers format bench pages docs clean
+.PHONY: help demo stack test test-faults test-long test-lowest test-adapters test-page check lint types types-page page-pictures layers format bench pages docs clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -56,6 +56,9 @@ types: .venv/.dev ## basedpyright, strict, on src; it and three others on a prog
 	@$(BIN)/mypy --strict --python-executable $(BIN)/python --no-error-summary tests/typing/program.py
 	@$(BIN)/ty check --quiet --python .venv tests/typing/program.py
 	@$(BIN)/pyrefly check --summary none --python-interpreter-path $(BIN)/python tests/typing/program.py
+
+page-pictures: .venv-page/.done ## take the pictures of docs/page anew
+	@.venv-page/bin/python -m tests.page.pictures docs/page
 
 types-page: ## the JSDoc types of the web page, by TypeScript, which npx brings
 	@npx --yes --package typescript tsc --noEmit --allowJs --checkJs --strict --target es2022 --module es2022 \
