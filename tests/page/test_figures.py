@@ -8,7 +8,7 @@ import sys
 
 from playwright.sync_api import expect
 
-from tests.page.api import get
+from tests.page.api import call, get
 from tests.page.test_session import selected
 
 ENTRIES = 2500
@@ -63,3 +63,46 @@ def test_long_log_is_an_overview_and_a_window(watched, url, store):
     page.keyboard.press("End")
     expect(page.get_by_role("slider")).to_have_attribute("aria-valuenow", str(entries))
     assert page.locator(".log-row").count() < 80
+
+
+def test_gc_is_a_dry_run_until_its_number_is_typed(watched, url):
+    """What gc would purge is named; the number must be typed, and another number purges nothing."""
+    watched.expected = ["409"]
+    call(url, "POST", "/sessions/trip-lisbon-cheap/recover", {})
+    call(url, "POST", "/sessions/trip-lisbon-cheap/complete", {})
+    page = watched.open("/storage")
+    panel = page.get_by_role("region", name="What would go")
+    expect(panel).to_contain_text("Nothing is old enough to go.")
+    page.route("**/v1/gc", aged)
+    panel.get_by_role("button", name="Run again").click()
+    expect(panel).to_contain_text("2 ended sessions and 0 deleted ones would go")
+    panel.get_by_role("button", name="Purge…").click()
+    dialog = page.get_by_role("dialog")
+    verb = dialog.get_by_role("button", name="Purge 2 sessions")
+    dialog.get_by_role("textbox").fill("3")
+    expect(verb).to_be_disabled()
+    dialog.get_by_role("textbox").fill("2")
+    call(url, "POST", "/sessions/trip-lisbon/fail", {"error": "cancelled"})
+    verb.click()
+    expect(dialog.get_by_role("alert")).to_contain_text("3 sessions would be purged now, not 2")
+    assert len(get(url, "/sessions")["items"]) == 5
+
+
+def aged(route):
+    """Ask for sessions of any age: those of this store have just ended."""
+    route.continue_(post_data={**route.request.post_data_json, "older_than": 0})
+
+
+def test_deleted_session_shows_its_trail(watched, url):
+    """A deleted session cannot be read, but what happened to it can, verified."""
+    watched.expected = ["404"]
+    page = watched.open("/sessions/trip-lisbon")
+    page.get_by_role("button", name="Verify the log").click()
+    expect(page.get_by_role("region", name="Audit")).to_contain_text("✓ whole")
+    page.get_by_role("button", name="Delete…").click()
+    page.get_by_role("dialog").get_by_role("textbox").fill("trip-lisbon")
+    page.get_by_role("dialog").get_by_role("button", name="Delete the session").click()
+    expect(page).to_have_url(f"{url}/sessions")
+    page.goto(f"{url}/sessions/trip-lisbon")
+    expect(page.get_by_role("heading", level=1)).to_have_text("trip-lisbon was deleted")
+    expect(page.locator(".plain-table")).to_contain_text("booked")

@@ -21,6 +21,7 @@ import { go, place, replace, sessionUrl, withQuery } from "./places.js";
 import { raw } from "./raw.js";
 import { stateSource } from "./states.js";
 import { connected, onEntry } from "./stream.js";
+import { trailOf, trailTable, verdict } from "./trail.js";
 import { tape } from "./tape.js";
 import { undo } from "./toast.js";
 import { tree, treeRows } from "./tree.js";
@@ -38,6 +39,7 @@ export function sessionScreen(id) {
   const path = sessionPath(id);
   const source = logSource(id);
   const states = stateSource(id);
+  const audit = trailOf(id);
   const session = signal(/** @type {any} */ (null));
   const outlook = signal(/** @type {import("./outlook.js").Outlook | null} */ (null));
   const overview = signal(/** @type {import("./long_tape.js").Overview | null} */ (null));
@@ -105,7 +107,9 @@ export function sessionScreen(id) {
       loadOverview();
     } catch (error) {
       if (!(error instanceof Failure)) throw error;
-      if (error.status === 404 && (await resolved())) return;
+      // A deleted session still has its trail; otherwise the id may be the beginning of another one.
+      if (error.status === 404) await audit.load();
+      if (error.status === 404 && !audit.trail.peek() && (await resolved())) return;
       failure.value = error;
     }
   }
@@ -378,13 +382,15 @@ export function sessionScreen(id) {
         ${actionButton(at?.pinned ? "Unpin" : "Pin", ".", at ? actions.why(s, "pin") : "no data here", verbs.pin)}
         ${s.owner && !orphaned() ? actionButton("Release…", "", actions.why(s, "release"), () => actions.release(s)) : null}
         ${state === "active" || state === "paused" ? actionButton("Cancel…", "", actions.why(s, "cancel"), () => actions.cancel(s)) : null}
+        <a class="button" href=${apiUrl(`${path}/export`)} download=${`${id}.json`}>Export</a>
         ${actionButton("Delete…", "", actions.why(s, "delete"), () => actions.remove(s), "danger")}
       </div></section>
-      ${factsView(session.value, entries(), source.total.value, source.sealed.value)}</aside>`;
+      ${factsView(session.value, entries(), source.total.value, source.sealed.value)}
+      <section class="panel pad" aria-label="Audit">${audit.trail.value ? html`<p>${verdict(audit.trail.value)}</p>` : html`<button @click=${audit.load}>Verify the log</button>`}${audit.trouble.value ? html`<p class="trouble">${audit.trouble.value}</p>` : null}</section></aside>`;
   }
 
   function view() {
-    if (failure.value) return missingView(id, failure.value);
+    if (failure.value) return missingView(id, failure.value, audit.trail.value);
     if (!session.value || !entries().length) return html`<div class="headline"><h1>${plain(id)}</h1></div><div class="panel tape-panel loading"></div>`;
     return html`${headline()}${tapePanel()}<div class="columns">
       ${logList.log({ story: storyOf(entries(), orphaned(), silent()), rows: rowsOf(storyOf(entries(), orphaned(), silent()), checkpoints.value), index: index(), scroll, total: source.total.value, checkpoints: checkpoints.value, onselect: select, onfilter: (only) => { checkpoints.value = only; replace(withQuery({ log: only ? "checkpoints" : null })); }, ref: rowsRef })}
@@ -397,7 +403,9 @@ export function sessionScreen(id) {
 /** A button that says why it cannot be used, instead of vanishing. @param {string} text @param {string} key @param {string} why @param {() => void} run @param {string} [look] */
 export const actionButton = (text, key, why, run, look = "") => html`<button class=${look} disabled=${Boolean(why)} title=${why || null} aria-label=${why ? `${text}: ${why}` : null} @click=${run}>${text}${why.startsWith("needs scope") ? html`<span class="needs">${why}</span>` : key ? html`<kbd aria-hidden="true">${key}</kbd>` : null}</button>`;
 
-/** @param {string} id @param {Failure} failure */
-const missingView = (id, failure) => failure.status === 404
+/** @param {string} id @param {Failure} failure @param {import("./trail.js").Trail | null} trail */
+const missingView = (id, failure, trail) => trail
+  ? html`<section class="panel pad missing"><h1>${plain(id)} was deleted</h1><p>Its data cannot be read any more; this is what happened to it.</p>${trailTable(trail)}</section>`
+  : failure.status === 404
   ? html`<section class="panel pad missing"><h1>There is no session ${plain(id)} here</h1><p>It may have been deleted or purged, be in another namespace, or the id may be incomplete.</p><p><a href=${`/sessions?text=${encodeURIComponent(id)}`}>Search for it</a> · <code>${cli(["audit", id])}</code> shows what happened to a deleted one.</p></section>`
   : html`<section class="panel pad missing"><h1>${plain(id)} cannot be shown</h1><p>${failure.message}</p></section>`;

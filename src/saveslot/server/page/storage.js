@@ -5,6 +5,7 @@ import { bars, withTable } from "./charts.js";
 import { cli, copyButtons, curl } from "./copy.js";
 import { count, many, plain, size } from "./format.js";
 import { shape } from "./icons.js";
+import { retention } from "./retention.js";
 import { each, html, signal } from "./view.js";
 
 const SORTS = /** @type {[string, string][]} */ ([["patches", "patches"], ["keyframes", "keyframes"], ["steps", "step results"], ["rows", "other entries"]]);
@@ -21,6 +22,7 @@ export function storageScreen() {
   const trouble = signal("");
   const load = () => get("/storage").then((value) => (storage.value = value)).catch((error) => (trouble.value = error.message));
   load();
+  const purging = retention(load);
 
   /** @param {any} s */
   function figures(s) {
@@ -60,9 +62,9 @@ export function storageScreen() {
 
   function view() {
     const s = storage.value;
-    return html`<div class="headline"><h1>Storage</h1><span class="push"></span>${copyButtons({ cli: cli(["stats"]), curl: curl(apiUrl("/storage")) })}<button @click=${load}>Read again<kbd aria-hidden="true">r</kbd></button></div>
+    return html`<div class="headline"><h1>Storage and retention</h1><span class="push"></span>${copyButtons({ cli: cli(["stats"]), curl: curl(apiUrl("/storage")) })}<button @click=${load}>Read again<kbd aria-hidden="true">r</kbd></button></div>
       ${trouble.value ? html`<p class="trouble">${trouble.value}</p>` : null}
-      ${s ? html`${figures(s)}<div class="halves">${sorts(s)}${written(s)}</div>${tiers(s)}` : html`<div class="panel loading"></div>`}`;
+      ${s ? html`${figures(s)}<div class="halves">${sorts(s)}${written(s)}</div>${purging()}${tiers(s)}` : html`<div class="panel loading"></div>`}`;
   }
 
   return { title: "Storage", view, shortcuts, dispose: () => {} };
