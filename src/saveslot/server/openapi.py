@@ -82,13 +82,13 @@ def document(routes: Sequence[Route]) -> Data:
     kinds = [*bodies, Problem, *queries]
     schemas, components = _renamed(msgspec.json.schema_components(kinds, ref_template=REF))
     of_kinds = dict(zip(map(id, kinds), schemas, strict=True))
-    asked = {id(kind): components.pop(_name(of_kinds[id(kind)])) for kind in {id(q): q for q in queries}.values()}
+    asked = {id(kind): components[_name(of_kinds[id(kind)])] for kind in {id(q): q for q in queries}.values()}
     names = Counter(route.respond.__name__ for route in routes)
     paths: dict[str, Data] = {}
     for route in routes:
         operation = _operation(route, of_kinds, asked.get(id(route.query)), names)
         paths.setdefault(route.path, {})[route.method.lower()] = operation
-    return {
+    described: Data = {
         "openapi": "3.1.0",
         "info": {"title": "Saveslot", "version": saveslot.__version__, "description": ABOUT},
         "servers": [{"url": "/"}],
@@ -100,6 +100,12 @@ def document(routes: Sequence[Route]) -> Data:
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
+    written = msgspec.json.encode(described)
+    for kind in queries:  # their fields stand with the parameters
+        name = _name(of_kinds[id(kind)])
+        if REF.format(name=name).encode() + b'"' not in written:
+            described["components"]["schemas"].pop(name, None)
+    return described
 
 
 def _renamed(value: Any) -> Any:
@@ -199,6 +205,8 @@ def _responses(route: Route, kinds: dict[int, Data]) -> Data:
     elif route.gives is not None:
         success["content"] = {JSON: {"schema": kinds[id(route.gives)]}}
     answers: dict[int, Data] = {route.status: success}
+    if route.or_status is not None:
+        answers[route.or_status] = {**success, "description": HTTPStatus(route.or_status).phrase}
     if any(header.name == "If-None-Match" for header in route.headers):
         answers[304] = {"description": HTTPStatus(304).phrase}
     codes: dict[int, list[str]] = {}

@@ -41,6 +41,7 @@ class Route(NamedTuple):
     gives: Any = None  # the type of the JSON answer
     query: type[Struct] | None = None  # its parameters, decoded into `call.query`
     status: int = 200  # of a successful answer
+    or_status: int | None = None  # of another successful answer, of the same type
     # Works in one namespace, which the caller's token must allow; else in all, and scope admin needs a token for all.
     namespaced: bool = True
     long: bool = False  # a job that may take minutes

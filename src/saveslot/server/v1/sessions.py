@@ -306,6 +306,7 @@ ROUTES = [
         takes=NewSession,
         gives=Session,
         status=201,
+        or_status=200,
         headers=(KEY,),
         errors=_EXISTS,
         tag=TAG,
