@@ -54,9 +54,9 @@ class Served:
 
 
 @contextmanager
-def serving(store: str, *options: str, port: str = "0", **env: str) -> Iterator[Served]:
+def serving(store: str, *options: str, port: str = "0", stderr: Any = None, **env: str) -> Iterator[Served]:
     argv = [sys.executable, "-m", "saveslot", "serve", "--store", store, "--port", port, *options]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={**os.environ, **env})
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **env})
     try:
         line = process.stdout.readline()
         assert line.startswith("listening on http://"), line

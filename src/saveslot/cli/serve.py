@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -29,6 +29,10 @@ def serve(
         str | None, Parameter(metavar="FILE", help="Certificate chain: serve HTTPS.", show_default=False)
     ] = None,
     tls_key: Annotated[str | None, Parameter(metavar="FILE", help="The certificate's key.", show_default=False)] = None,
+    log: Annotated[
+        Literal["text", "json"],
+        Parameter(metavar="FORM", help="text: warnings and errors; json: each request, too, as a line of JSON."),
+    ] = "text",
     proxy: Annotated[
         str | None,
         Parameter(
@@ -52,7 +56,15 @@ def serve(
     if (tls_cert is None) != (tls_key is None):
         raise Misuse("serve: --tls-cert and --tls-key belong together")
     options = Options(
-        common.url, host, port, token_required=token_required, rate=rate, cert=tls_cert, key=tls_key, proxy=proxy
+        common.url,
+        host,
+        port,
+        token_required=token_required,
+        rate=rate,
+        cert=tls_cert,
+        key=tls_key,
+        log=log,
+        proxy=proxy,
     )
     if workers > 1 and common.url.startswith("memory"):
         raise Misuse("serve: --workers needs a store that processes share, not memory:")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
+from time import perf_counter
 from typing import Any
 from uuid import uuid4
 
@@ -19,6 +20,7 @@ from saveslot.server.keys import Keys
 from saveslot.server.load import WITHIN, Room
 from saveslot.server.problem import Problem, problem, status_of
 from saveslot.server.routes import Routes, table
+from saveslot.server.seen import Seen
 from saveslot.server.tokens import Tokens
 from saveslot.server.v1 import conditions
 
@@ -48,6 +50,7 @@ class Server:
         self.url = url
         self.keys = Keys(manager.engine.metered)
         self.room = Room()
+        self.seen = Seen()
         self.routes = Routes(table())
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -56,8 +59,16 @@ class Server:
         if not (request_id.isascii() and request_id.isprintable() and 0 < len(request_id) <= 100):  # noqa: PLR2004
             request_id = uuid4().hex
         entered: list[Call] = []  # counted in the room until the answer was sent
+        began, status = perf_counter(), 499  # as proxies count a client that went away
+        call: Call | None = None
         try:
-            response = await self._answer(request, request_id, entered)
+            try:
+                call = self._call(request, request_id)
+            except (Problem, NotFound) as exc:
+                response = _refusal(exc, request, request_id)
+            else:
+                response = await self._answer(call, entered)
+            status = response.status_code
             response.headers["x-request-id"] = request_id
             for name, value in SAFE.items():
                 response.headers.setdefault(name, value)
@@ -65,12 +76,13 @@ class Server:
         except ClientDisconnect:
             return
         finally:
-            for call in entered:
-                self.room.leave(stream=call.route.streams, held=call.held)
+            if entered:
+                self.room.leave(stream=entered[0].route.streams, held=entered[0].held)
+            self.seen.add(call, request.method, status, perf_counter() - began, request_id)
 
-    async def _answer(self, request: Request, request_id: str, entered: list[Call]) -> Response:
+    async def _answer(self, call: Call, entered: list[Call]) -> Response:
+        request, request_id = call.request, call.request_id
         try:
-            call = self._call(request, request_id)
             admit(call, self.rates)
             self.room.enter(stream=call.route.streams)
             entered.append(call)
@@ -84,10 +96,8 @@ class Server:
                 if not deadline.expired():
                     raise
                 raise Unavailable(f"the store did not answer within {WITHIN:g} s; retry") from None
-        except Problem as exc:
-            return problem(exc.error, exc.status, exc.headers, request_id=request_id)
-        except SaveslotError as exc:
-            return problem(exc, status_of(exc, conditional="if-match" in request.headers), request_id=request_id)
+        except (Problem, SaveslotError) as exc:
+            return _refusal(exc, request, request_id)
         except ClientDisconnect:
             raise
         except Exception:
@@ -107,8 +117,23 @@ class Server:
             allowed = ", ".join(sorted(methods))
             raise Problem(405, InvalidInput("method", f"must be {allowed} here"), {"allow": allowed})
         return Call(
-            methods[method], request, values, self.manager, self.tokens, self.keys, self.url, self.room, request_id
+            methods[method],
+            request,
+            values,
+            self.manager,
+            self.tokens,
+            self.keys,
+            self.url,
+            self.room,
+            self.seen,
+            request_id,
         )
+
+
+def _refusal(exc: Problem | SaveslotError, request: Request, request_id: str) -> Response:
+    if isinstance(exc, Problem):
+        return problem(exc.error, exc.status, exc.headers, request_id=request_id)
+    return problem(exc, status_of(exc, conditional="if-match" in request.headers), request_id=request_id)
 
 
 async def _responded(call: Call) -> Response:

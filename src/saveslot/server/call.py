@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.datastructures import Headers
@@ -21,6 +21,9 @@ from saveslot.server.routes import Route
 from saveslot.server.tokens import Caller, Tokens
 from saveslot.stores import Store
 from saveslot.stores.wire.loops import running
+
+if TYPE_CHECKING:
+    from saveslot.server.seen import Seen
 
 JSON = "application/json"
 # Containers around a state in an answer: a state may be nested as deep as any JSON that the codec writes.
@@ -40,6 +43,7 @@ class Call:
         keys: Keys,
         url: str,
         room: Room,
+        seen: Seen,
         request_id: str,
     ) -> None:
         self.route = route
@@ -55,6 +59,7 @@ class Call:
         self.keys = keys
         self.url = url  # of the store that this server serves
         self.room = room
+        self.seen = seen
         self.held = 0  # bytes of its body in memory
         self.deadline: asyncio.Timeout | None = None
 

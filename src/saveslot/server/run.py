@@ -20,6 +20,7 @@ from saveslot.server.app import Server
 from saveslot.server.feeds import end_streams
 from saveslot.server.guard import LOOPBACK, RATE, Rates
 from saveslot.server.load import HEADING, UNREAD
+from saveslot.server.seen import log_json
 from saveslot.server.tokens import Tokens
 
 # Seconds that open requests get to finish after SIGTERM.
@@ -85,6 +86,7 @@ class Options(msgspec.Struct, frozen=True):
     rate: float = RATE
     cert: str | None = None
     key: str | None = None
+    log: str = "text"  # or "json": a line for each request
     proxy: str | None = None  # addresses of proxies whose X-Forwarded headers count
 
     def place(self, listening: socket.socket) -> str:
@@ -94,6 +96,8 @@ class Options(msgspec.Struct, frozen=True):
 
 async def serve(options: Options, listening: socket.socket, ready: Callable[[], None]) -> None:
     """Serve the store until this process is told to end. `ready` is called once it answers."""
+    if options.log == "json":
+        log_json()
     async with open_sessions(options.url) as sessions:
         tokens = Tokens(sessions, required=options.token_required or not is_loopback(options.host))
         await tokens.start()
