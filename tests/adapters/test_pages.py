@@ -59,3 +59,8 @@ async def test_mcp_files(client, reader):
     async with Client(started, read_timeout_seconds=60) as connected:
         tools = {tool.name for tool in (await connected.list_tools()).tools}
     assert tools == set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+
+
+def test_langgraph(reader):
+    """docs/frameworks/langgraph.md runs from top to bottom."""
+    Page("docs/frameworks/langgraph.md").run()

@@ -102,7 +102,7 @@ def test_import_from_other_tools(run, elsewhere, tmp_path):
         answer = run("import", str(source), "--store", elsewhere)
         assert (answer.code, answer.out) == (0, ""), answer.err
     by_key = {session["session_id"] for session in json.loads(run("ls", "--json", "--store", elsewhere).out)}
-    assert by_key == {"ended", "ended/inner", "waiting", "chat-1", "chat-2", "listed", "written"}
+    assert by_key == {"ended", "waiting", "chat-1", "chat-2", "listed", "written"}
     (tmp_path / "files" / "bad.yaml").write_text("a: [")
     answer = run("import", str(tmp_path / "files"), "--store", elsewhere)
     assert answer.code == 1

@@ -148,7 +148,8 @@ class Page:
         which = [place for mark, place in CONTINUES.items() if mark in block.marks]
         if not self.scripts or (not which and not files):
             self.scripts.append({"__name__": "__main__"})
-        code = compile(block.text, where, "exec")  # a top-level await is a syntax error here, as in a file
+        # As in a file: a top-level await is a syntax error, and this file's __future__ does not count.
+        code = compile(block.text, where, "exec", dont_inherit=True)
         output = io.StringIO()
         with redirect_stdout(output):
             exec(code, self.scripts[which[0] if which else -1])  # noqa: S102  (our own pages)

@@ -71,35 +71,38 @@ def named(report: Report) -> list[str]:
 
 
 async def check_threads(store: Store, sessions: SessionManager, report: Report) -> None:
-    assert sorted(report.landed) == ["ended", "ended/inner", "waiting"]
+    assert sorted(report.landed) == ["ended", "waiting"]
     assert report.problems == []
-    history = [item for item in await sessions.history("ended") if item.metadata]
-    assert [item.name for item in history] == ["input", "loop", "loop", "loop"]
-    assert [item.metadata["langgraph"]["step"] for item in history] == [-1, 0, 1, 2]
-    for before, after in pairwise(history):
-        assert after.metadata["parent_checkpoint_id"] == before.metadata["checkpoint_id"]
-    last = history[-1].data["channel_values"]
+    history = [item for item in await sessions.history("ended") if "step" in item.metadata]
+    outer = [item for item in history if "ns" not in item.metadata]
+    assert [(item.name, item.metadata["step"]) for item in outer] == [("input", -1), *(("loop", n) for n in range(3))]
+    for before, after in pairwise(outer):
+        assert after.data["$checkpoint"]["parent"] == before.data["$checkpoint"]["id"] == before.metadata["id"]
+    last = outer[-1].data
     assert [message["content"] for message in last["messages"]] == ["What is 1/2 + 1/3?", "It is 5/6."]
     assert last["messages"][0]["$class"] == "langchain_core.messages.human.HumanMessage"
     assert last["odd"] == {
         "when": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
         "id": UUID(int=7),
-        "price": {"$class": "decimal.Decimal", "args": "1.50"},
-        "tags": {"$class": "builtins.set", "args": ["a"]},
+        "price": {"$ext": [0, ["decimal", "Decimal", "1.50"]]},
+        "tags": {"$ext": [0, ["builtins", "set", ["a"]]]},
         "numbers": {"$pairs": [[1, "one"]]},
         "raw": b"\x00\xff",
-        "path": {"$class": "pathlib.PosixPath", "args": ["a", "b"]},
+        "path": {"$ext": [1, ["pathlib", "PosixPath", ["a", "b"]]]},
     }
+    inner = [item for item in history if item.metadata.get("ns") == "inner"]
+    assert inner[-1].data["messages@inner"][0]["content"] == "What is 1/2 + 1/3?"
+    assert not [key for key in last if key.endswith("@inner")]  # the subgraph had ended
     waiting = await sessions.get_checkpoint("waiting")
-    assert waiting.data["channel_values"]["steps"] == ["ask"]
-    assert [write[1] for write in (await sessions.history("waiting"))[-2].data["writes"]]
-    session = await sessions.get_session("ended/inner")
-    assert (session.state, session.agent_type) == ("paused", "langgraph")
-    assert session.metadata == {"thread_id": "ended", "checkpoint_ns": "inner"}
+    assert waiting.data["steps"] == ["ask"]
+    writes = [item for item in await sessions.history("waiting") if item.name == "writes"]
+    assert [row[4] for row in writes[-1].data["$writes"]]
+    session = await sessions.get_session("ended")
+    assert (session.state, session.agent_type, session.metadata) == ("paused", "langgraph", {})
 
 
 async def test_langgraph_in_sqlite(store, sessions, foreign):
-    """Threads become sessions, subgraphs their own; ids, parents, values and pending writes come along."""
+    """Threads become sessions, with their subgraphs; ids, parents, values and pending writes come along."""
     before = digests(foreign)
     await check_threads(store, sessions, await twice(store, foreign / "langgraph.sqlite"))
     assert digests(foreign) == before
@@ -130,13 +133,13 @@ async def test_grown_thread_is_continued(store, sessions, foreign, tmp_path):
     connection.execute("create temp table kept as select * from checkpoints where checkpoint_id = ?", (newest,))
     connection.execute("delete from checkpoints where checkpoint_id = ?", (newest,))
     connection.commit()
-    assert len((await bring(store, path)).landed) == 3
+    assert len((await bring(store, path)).landed) == 2
     connection.execute("insert into checkpoints select * from kept")
     connection.commit()
     connection.close()
     report = await bring(store, path)
-    assert (report.landed, report.entries, report.already, report.problems) == (["ended"], 1, 2, [])
-    assert (await sessions.get_checkpoint("ended")).metadata["checkpoint_id"] == newest
+    assert (report.landed, report.entries, report.already, report.problems) == (["ended"], 1, 1, [])
+    assert (await sessions.get_checkpoint("ended")).metadata["id"] == newest
 
 
 def test_no_class_is_ever_instantiated():
@@ -144,16 +147,16 @@ def test_no_class_is_ever_instantiated():
     call = b"\x93\xa2os\xa6system\xa4true"  # ("os", "system", "true")
     ext = b"\xc7" + bytes([len(call), 0]) + call
     opaque: list[str] = []
-    assert langgraph.value("msgpack", ext, opaque, "x") == {"$class": "os.system", "args": "true"}
-    assert langgraph.value("msgpack", b"\xd4\x2a\x01", opaque, "x") == {"$ext": 42, "bytes": b"\x01"}
-    assert langgraph.value("msgpack", b"\xd4\x00\xc1", opaque, "x") == {"$ext": 0, "bytes": b"\xc1"}
+    assert langgraph.value("msgpack", ext, opaque, "x") == {"$ext": [0, ["os", "system", "true"]]}
+    assert langgraph.value("msgpack", b"\xd4\x2a\x01", opaque, "x") == {"$ext": [42, 1]}
+    assert langgraph.value("msgpack", b"\xd4\x00\xc1", opaque, "x") == {"$raw": [0, b"\xc1"]}
     assert langgraph.value("json", b'{"lc": 1, "id": ["os", "system"]}', opaque, "x") == {
         "lc": 1,
         "id": ["os", "system"],
     }
     assert opaque == []
     assert langgraph.value("pickle", b"cos\nsystem\n(S'true'\ntR.", opaque, "x") == {
-        "$pickle": b"cos\nsystem\n(S'true'\ntR."
+        "$typed": ["pickle", b"cos\nsystem\n(S'true'\ntR."]
     }
     assert opaque == ["x (pickle)"]
     for bad in (10**12, -1, 1.5):
@@ -173,7 +176,7 @@ async def test_invalid_thread_id_is_named_once(store, foreign, tmp_path):
     connection.commit()
     connection.close()
     report = await twice(store, path)
-    assert named(report) == ["thread a\\n\\x1b[2J\\u202eb", "thread a\\n\\x1b[2J\\u202eb, subgraph inner"]
+    assert named(report) == ["thread a\\n\\x1b[2J\\u202eb"]
     assert report.landed == ["waiting"]
 
 
@@ -206,8 +209,8 @@ async def test_bad_rows_are_named_and_the_rest_imported(store, sessions, foreign
         f"thread ended, checkpoint {third}",
         f"thread {'t' * 300}, checkpoint x",
     ]
-    assert sorted(report.landed) == ["ended", "ended/inner", "waiting"]
-    assert len([item for item in await sessions.history("ended") if item.metadata]) == 1
+    assert sorted(report.landed) == ["ended", "waiting"]
+    assert len([item for item in await sessions.history("ended") if item.metadata and "ns" not in item.metadata]) == 1
 
 
 # OpenAI Agents

@@ -1,42 +1,50 @@
-"""LangGraph's checkpoint tables: a thread becomes a session, each checkpoint one of ours, with its id and parent.
+"""LangGraph's checkpoint tables: a thread becomes a session as the adapter writes it, so a graph goes on here.
 
-Their values name Python classes. None is ever instantiated: a value stays data, under the name of its class.
-
-    HumanMessage(content="hi")   {"$class": "langchain_core.messages.human.HumanMessage", "content": "hi", …}
-    Decimal("1.5")               {"$class": "decimal.Decimal", "args": "1.5"}
-    {1: "a"}                     {"$pairs": [[1, "a"]]}
-    an unknown extension         {"$ext": 42, "bytes": …};  a pickle: {"$pickle": bytes}, never opened, and reported
+Their values name Python classes. None is ever instantiated: a value stays data, under the name of its class
+(`langgraph_state`). A pickle is never opened, and is reported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
-from hashlib import sha256
-from typing import Any, NamedTuple, cast
-from uuid import UUID
+from typing import Any, NamedTuple
 
 import msgspec
 
 from saveslot.errors import InvalidInput
 from saveslot.manager.export import read_json
 from saveslot.moving.builder import Builder, stamp
+from saveslot.moving.langgraph_state import (
+    AGENT_TYPE,
+    CHECKPOINT,
+    SEEN,
+    VERSIONS,
+    WRITES as WRITES_KEY,
+    WRITES_NAME,
+    careful,
+    key_of,
+    name_of,
+    namespace_of,
+    note_of,
+    own_key,
+    plain,
+    session_id_of,
+    within,
+)
 from saveslot.moving.parcel import MemoryParcel, Problem
 from saveslot.moving.records import REFUSED
 from saveslot.session.model import AgentSession
-from saveslot.values.checks import MAX_NAME, Data, as_data, as_name
+from saveslot.values.checks import Data, as_data, as_name, as_text
 from saveslot.values.log import moment
 
 CHECKPOINTS = {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "type", "checkpoint", "metadata"}
 WRITES = {"thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "task_path", "idx", "channel", "type"}
-# Extensions 0 to 5 contain a module, a name and the constructor's arguments; 7 is a snapshot of a channel.
-CLASSES, SNAPSHOT = range(6), 7
-FIELDS = frozenset({2, 4, 5})
-MAX_DEPTH = 100
 
 
 class Write(NamedTuple):
     task_id: str
+    task_path: str
+    idx: int
     channel: str
     value: Any
 
@@ -44,6 +52,7 @@ class Write(NamedTuple):
 class Found(NamedTuple):
     """One row of the checkpoints table, decoded by `value`."""
 
+    ns: str
     checkpoint_id: str
     parent: str | None
     checkpoint: Any
@@ -60,78 +69,31 @@ def value(kind: Any, data: Any, opaque: list[str], name: str) -> Any:
     match kind:
         case "msgpack":
             try:
-                return _plain(_unpack(data), 0)
+                return careful(data)
             except (msgspec.DecodeError, ValueError, RecursionError) as exc:
                 raise InvalidInput(name, f"is not msgpack ({exc})") from None
         case "json":
-            return read_json(data.decode(errors="surrogateescape"))
+            return plain(read_json(data.decode(errors="surrogateescape")))
         case "null" | "empty":
             return None
-        case "bytes" | "bytearray":
+        case "bytes":
             return data
+        case "bytearray":
+            return {"$typed": [kind, data]}
         case _:
             opaque.append(f"{name} ({kind})")
-            return {f"${kind}": data}
-
-
-def _revived(code: int, payload: memoryview) -> Any:
-    """An extension as data: its class is named, never imported."""
-    data = bytes(payload)
-    try:
-        parts = _unpack(data)
-    except (msgspec.DecodeError, ValueError):
-        return {"$ext": code, "bytes": data}
-    if code == SNAPSHOT:
-        return {"$class": "langgraph.DeltaSnapshot", "args": parts}
-    if code not in CLASSES or not isinstance(parts, list) or len(cast("list[Any]", parts)) < 3:  # noqa: PLR2004
-        return {"$ext": code, "bytes": data}
-    module, name, made_from = cast("list[Any]", parts)[:3]
-    match (module, name, made_from):
-        case ("datetime", "datetime", str()):
-            return _time(made_from)
-        case ("uuid", "UUID", str()) if len(made_from) == len(UUID(int=0).hex):
-            return UUID(made_from)
-        case _ if code in FIELDS and isinstance(made_from, dict) and "$class" not in made_from:
-            return {"$class": f"{module}.{name}", **cast("dict[Any, Any]", made_from)}
-        case _:
-            return {"$class": f"{module}.{name}", "args": made_from}
-
-
-_unpack = msgspec.msgpack.Decoder(ext_hook=_revived).decode
-
-
-def _time(text: str) -> Any:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        return text
-
-
-def _plain(value: Any, depth: int) -> Any:
-    """Dicts with keys that are not text become pairs."""
-    if depth > MAX_DEPTH:
-        raise ValueError("nested too deep")
-    if isinstance(value, dict):
-        items = [(_plain(key, depth + 1), _plain(item, depth + 1)) for key, item in cast("Data", value).items()]
-        if all(isinstance(key, str) for key, _ in items):
-            return dict(items)
-        return {"$pairs": [list(pair) for pair in items]}
-    if isinstance(value, list | tuple):
-        return [_plain(item, depth + 1) for item in cast("list[Any]", value)]
-    return value
+            return {"$typed": [str(kind), data]}
 
 
 class Thread:
-    """Builds the session of one thread, or of one of its subgraphs."""
+    """Builds the session of one thread, with its subgraphs."""
 
-    def __init__(self, thread_id: Any, part: str, namespace: str) -> None:
-        self.name = f"thread {thread_id}" + (f", subgraph {part}" if part else "")
-        self._thread_id, self._part, self._namespace = thread_id, part, namespace
-        self._session_id = f"{thread_id}/{part}" if part else thread_id
-        if isinstance(self._session_id, str) and len(self._session_id) > MAX_NAME:
-            digest = sha256(self._session_id.encode(errors="surrogatepass")).hexdigest()[:16]
-            self._session_id = f"{self._session_id[: MAX_NAME - 17]}~{digest}"
+    def __init__(self, thread_id: Any, namespace: str) -> None:
+        self.name = f"thread {thread_id}"
+        self._thread_id, self._namespace = thread_id, namespace
+        self._session_id = session_id_of(thread_id) if isinstance(thread_id, str) else thread_id
         self._builder: Builder | None = None
+        self._state: Data = {}
 
     def unfit(self) -> Problem | None:
         """The problem, if its id is not a valid session id."""
@@ -141,33 +103,49 @@ class Thread:
             return Problem(self.name, str(exc))
         return None
 
+    def where(self, ns: Any, checkpoint_id: Any) -> str:
+        return f"{self.name}, " + (f"subgraph {ns}, " if ns else "") + f"checkpoint {checkpoint_id}"
+
     def take(self, record: Found) -> Iterator[Problem]:
-        where = f"{self.name}, checkpoint {record.checkpoint_id}"
+        where = self.where(record.ns, record.checkpoint_id)
         for name in record.opaque:
             yield Problem(where, f"{name} was kept as bytes: only its author can open it safely")
         try:
-            checkpoint = as_data(record.checkpoint, "checkpoint")
-            about = as_data(record.metadata, "metadata")
-            at = stamp(checkpoint.pop("ts", None))
-            checkpoint.pop("id", None)
-            if record.writes:
-                checkpoint["writes"] = [list(write) for write in record.writes]
-            ids = {"checkpoint_id": record.checkpoint_id, "parent_checkpoint_id": record.parent}
-            name = about.get("source")
-            self._begun(at).checkpoint(
-                name if isinstance(name, str) and name else "checkpoint",
-                checkpoint,
-                {**ids, "checkpoint_ns": self._part, "langgraph": about},
-                moment(at),
-            )
+            self._add(record)
         except REFUSED as exc:
             yield Problem(where, str(exc))
 
+    def _add(self, record: Found) -> None:
+        ns, checkpoint_id = as_text(record.ns, "checkpoint_ns"), as_name(record.checkpoint_id, "checkpoint_id")
+        parent = None if record.parent is None else as_name(record.parent, "parent_checkpoint_id")
+        checkpoint, about = dict(as_data(record.checkpoint, "checkpoint")), as_data(record.metadata, "metadata")
+        at = stamp(checkpoint.get("ts"))
+        values = as_data(checkpoint.pop("channel_values", {}), "channel_values")
+        versions = as_data(checkpoint.pop("channel_versions", {}), "channel_versions")
+        seen = as_data(checkpoint.pop("versions_seen", {}), "versions_seen")
+        checkpoint.pop("id", None)
+        state = {key: item for key, item in self._state.items() if not within(namespace_of(key), ns)}
+        state |= {key_of(name, ns): item for name, item in values.items() if name in versions}
+        state[own_key(CHECKPOINT, ns)] = {
+            "id": checkpoint_id,
+            "parent": parent,
+            "metadata": about,
+            "checkpoint": checkpoint,
+        }
+        state |= {own_key(VERSIONS, ns): versions, own_key(SEEN, ns): seen}
+        self._begun(at).checkpoint(name_of(about), state, note_of(ns, checkpoint_id, about), moment(at))
+        self._state = state
+        if record.writes:
+            state = {**state, own_key(WRITES_KEY, ns): [_row(checkpoint_id, write) for write in record.writes]}
+            note = {**note_of(ns, checkpoint_id), "writes": len(record.writes)}
+            self._begun(at).checkpoint(WRITES_NAME, state, note, moment(at))
+            self._state = state
+
     def _begun(self, at: int) -> Builder:
         if self._builder is None:
-            metadata = {"thread_id": self._thread_id, "checkpoint_ns": self._part}
+            metadata = {} if self._session_id == self._thread_id else {"thread_id": self._thread_id}
             session = AgentSession(
-                session_id=self._session_id, agent_type="langgraph", created_at=moment(at), metadata=metadata
+                session_id=self._session_id, agent_type=AGENT_TYPE, created_at=moment(at), metadata=metadata
             )
             builder = Builder(self._namespace, session)
             builder.created()
@@ -178,3 +156,14 @@ class Thread:
     def parcels(self) -> Iterator[MemoryParcel | Problem]:
         if self._builder is not None:
             yield self._builder.parcel()
+
+
+def _row(checkpoint_id: str, write: Write) -> list[Any]:
+    place = [as_text(write.task_id, "task_id"), as_text(write.task_path, "task_path"), as_number(write.idx)]
+    return [checkpoint_id, *place, as_text(write.channel, "channel"), write.value]
+
+
+def as_number(value: Any) -> int:
+    if not isinstance(value, int):
+        raise InvalidInput("idx", f"must be a whole number, not {type(value).__name__}")
+    return value

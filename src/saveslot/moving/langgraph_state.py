@@ -19,7 +19,7 @@ becomes data with the class beside its fields, and the same msgpack again for La
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from hashlib import sha256
 from math import isfinite
@@ -31,6 +31,7 @@ import msgspec
 from saveslot.values.checks import MAX_NAME, Data
 
 AGENT_TYPE = "langgraph"
+MAX_DEPTH = 100
 WRITES_NAME = "writes"  # of entries that add rows to $writes
 CHECKPOINT, VERSIONS, SEEN, WRITES = "$checkpoint", "$versions", "$seen", "$writes"
 
@@ -78,6 +79,24 @@ def within(ns: str, outer: str) -> bool:
     return ns == outer or not outer or ns.startswith(f"{outer}|")
 
 
+def note_of(ns: str, checkpoint_id: str, metadata: Mapping[str, Any] | None = None) -> Data:
+    """What the entry of a checkpoint says beside the state: which one it is; of writes, without their metadata."""
+    note: Data = {"id": checkpoint_id, "ns": ns} if ns else {"id": checkpoint_id}
+    about = metadata or {}
+    if isinstance(step := about.get("step"), int):
+        note["step"] = step
+    run = about.get("run_id")
+    if run is not None and 0 < len(str(run)) <= MAX_NAME:
+        note["labels"] = {"run": str(run)}
+    return note
+
+
+def name_of(metadata: Mapping[str, Any]) -> str:
+    """The name of a checkpoint's entry."""
+    source = metadata.get("source")
+    return source if isinstance(source, str) and 0 < len(source) <= MAX_NAME else "checkpoint"
+
+
 # msgpack -> data
 
 
@@ -92,7 +111,8 @@ def as_data(packed: bytes) -> Any:
 
 
 def careful(packed: bytes) -> Any:
-    return _plain(_decode_marked(packed))
+    """Return msgpack as data, whatever its keys and numbers are."""
+    return plain(_decode_marked(packed))
 
 
 def _revived(decode: Callable[[bytes], Any], make: Callable[[Data], Any]) -> Callable[[int, memoryview], Any]:
@@ -142,17 +162,22 @@ _decoder = msgspec.msgpack.Decoder(ext_hook=_revived(_decode, _same))
 _marking = msgspec.msgpack.Decoder(ext_hook=_revived(_decode_marked, Marked))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any, depth: int = 0) -> Any:
+    """Data without keys that are not text, and without numbers that JSON lacks; ours are told from a caller's."""
+    if depth > MAX_DEPTH:
+        raise ValueError("nested too deep")
     match value:
         case Marked():
-            return {key: _plain(item) for key, item in value.items()}
+            return {key: plain(item, depth + 1) for key, item in value.items()}
         case dict():
-            items = [(_plain(key), _plain(item)) for key, item in cast("dict[Any, Any]", value).items()]
+            items = [
+                (plain(key, depth + 1), plain(item, depth + 1)) for key, item in cast("dict[Any, Any]", value).items()
+            ]
             if all(isinstance(key, str) and key not in RESERVED for key, _ in items):
                 return dict(items)
             return {"$pairs": [list(pair) for pair in items]}
         case list() | tuple():
-            return [_plain(item) for item in cast("list[Any]", value)]
+            return [plain(item, depth + 1) for item in cast("list[Any]", value)]
         case float() if not isfinite(value):
             return {"$float": str(value)}
         case _:

@@ -13,6 +13,7 @@ from saveslot.errors import InvalidInput, Unavailable
 from saveslot.manager.export import read_json
 from saveslot.moving import records
 from saveslot.moving.langgraph import CHECKPOINTS, WRITES, Found, Thread, Write, value
+from saveslot.moving.langgraph_state import plain
 from saveslot.moving.parcel import MemoryParcel, Problem
 from saveslot.moving.records import REFUSED
 from saveslot.moving.valkey_source import Hot
@@ -24,7 +25,7 @@ Columns = dict[str, dict[str, str]]  # of each table, with their types
 # Rows read at a time.
 PAGE = 500
 BLOBS = {"thread_id", "checkpoint_ns", "channel", "version", "type", "blob"}
-THREADS = "select distinct thread_id, checkpoint_ns from checkpoints"
+THREADS = "select distinct thread_id from checkpoints"
 
 
 @asynccontextmanager
@@ -128,26 +129,29 @@ async def threads(connection: Any, columns: Columns, namespace: str) -> AsyncIte
         if table not in columns:
             yield Problem(f"table {table}", "is missing; checkpoints are imported without its content")
     sql = """
-        select checkpoint_id, parent_checkpoint_id, checkpoint::text, metadata::text from checkpoints
-        where thread_id = $1 and checkpoint_ns = $2 order by checkpoint_id"""
-    for thread_id, part in await connection.fetch(f"{THREADS} order by 1, 2"):
-        thread = Thread(thread_id, part, namespace)
+        select checkpoint_ns, checkpoint_id, parent_checkpoint_id, checkpoint::text, metadata::text from checkpoints
+        where thread_id = $1 order by checkpoint_id, checkpoint_ns"""
+    for (thread_id,) in await connection.fetch(f"{THREADS} order by 1"):
+        thread = Thread(thread_id, namespace)
         if (problem := thread.unfit()) is not None:
             yield problem
             continue
-        blobs = _Blobs(connection, (thread_id, part), there="checkpoint_blobs" in columns)
-        cursor = await connection.cursor(sql, thread_id, part)
+        blobs: dict[str, _Blobs] = {}
+        cursor = await connection.cursor(sql, thread_id)
         while rows := await cursor.fetch(PAGE):
-            for checkpoint_id, parent, checkpoint, metadata in rows:
+            for ns, checkpoint_id, parent, checkpoint, metadata in rows:
                 try:
                     opaque: list[str] = []
                     data = read_json(checkpoint)
-                    data["channel_values"] = await blobs.values(data, opaque)
-                    key = (thread_id, part, checkpoint_id)
-                    writes = await _writes(connection, key, opaque) if "checkpoint_writes" in columns else []
-                    record = Found(checkpoint_id, parent, data, read_json(metadata), writes, opaque)
+                    if ns not in blobs:
+                        blobs[ns] = _Blobs(connection, (thread_id, ns), there="checkpoint_blobs" in columns)
+                    values = await blobs[ns].values(data, opaque)
+                    data = {**plain(data), "channel_values": values}
+                    key = (thread_id, ns, checkpoint_id)
+                    writes = await _writes(connection, columns.get("checkpoint_writes"), key, opaque)
+                    record = Found(ns, checkpoint_id, parent, data, plain(read_json(metadata)), writes, opaque)
                 except (*REFUSED, TypeError, AttributeError) as exc:
-                    yield Problem(f"{thread.name}, checkpoint {checkpoint_id}", str(exc))
+                    yield Problem(thread.where(ns, checkpoint_id), str(exc))
                     continue
                 for problem in thread.take(record):
                     yield problem
@@ -177,20 +181,25 @@ class _Blobs:
             names, numbers = [name for name, _ in missing], [number for _, number in missing]
             for channel, version, kind, data in await self._connection.fetch(sql, *self._key, names, numbers):
                 self._known[channel, version] = (kind, data)
-        state: Data = dict(cast("Data", checkpoint.get("channel_values") or {}))
+        state: Data = plain(checkpoint.get("channel_values") or {})
         for (channel, _), (kind, data) in sorted(self._known.items()):
             if kind != "empty":
                 state[channel] = value(kind, data, opaque, f"channel {channel}")
         return state
 
 
-async def _writes(connection: Any, key: tuple[str, str, str], opaque: list[str]) -> list[Write]:
-    sql = """
-        select task_id, channel, type, blob from checkpoint_writes
-        where thread_id = $1 and checkpoint_ns = $2 and checkpoint_id = $3 order by task_id, idx"""
-    rows = await connection.fetch(sql, *key)
+async def _writes(
+    connection: Any, columns: dict[str, str] | None, key: tuple[str, str, str], opaque: list[str]
+) -> list[Write]:
+    if columns is None:
+        return []
+    path = "task_path" if "task_path" in columns else "''"
+    sql = f"""
+        select task_id, {path}, idx, channel, type, blob from checkpoint_writes
+        where thread_id = $1 and checkpoint_ns = $2 and checkpoint_id = $3 order by task_id, idx"""  # noqa: S608
     return [
-        Write(task, channel, value(kind, data, opaque, f"write to {channel}")) for task, channel, kind, data in rows
+        Write(task, path, idx, channel, value(kind, data, opaque, f"write to {channel}"))
+        for task, path, idx, channel, kind, data in await connection.fetch(sql, *key)
     ]
 
 

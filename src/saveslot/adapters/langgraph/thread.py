@@ -23,12 +23,14 @@ from saveslot.moving.langgraph_state import (
     WRITES,
     WRITES_NAME,
     key_of,
+    name_of,
     namespace_of,
+    note_of,
     own_key,
     session_id_of,
     within,
 )
-from saveslot.values.checks import MAX_NAME, Data
+from saveslot.values.checks import Data
 from saveslot.values.lifecycle import SessionState
 
 # Threads whose state stays in memory, decoded.
@@ -70,21 +72,6 @@ class New(NamedTuple):
     checkpoint: Mapping[str, Any]
     metadata: Mapping[str, Any]
     new_versions: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        source = self.metadata.get("source")
-        return source if isinstance(source, str) and 0 < len(source) <= MAX_NAME else "checkpoint"
-
-    @property
-    def note(self) -> Data:
-        note = _note(self.ns, self.checkpoint["id"])
-        if isinstance(step := self.metadata.get("step"), int):
-            note["step"] = step
-        run = self.metadata.get("run_id")
-        if run is not None and 0 < len(str(run)) <= MAX_NAME:
-            note["labels"] = {"run": str(run)}
-        return note
 
 
 class Thread:
@@ -170,7 +157,8 @@ class Thread:
         if live is None or new.parent not in {None, live["id"]}:
             part = None if new.parent is None else await self.stored(new.ns, new.parent)
             base = {} if part is None else part.state
-        await self._save(codec, new.name, lambda codec: self._change(codec, new, base), new.note)
+        note = note_of(new.ns, new.checkpoint["id"], new.metadata)
+        await self._save(codec, name_of(new.metadata), lambda codec: self._change(codec, new, base), note)
         self._blank = {ns for ns in self._blank if ns == new.ns or not within(ns, new.ns)}
 
     async def _check_parent(self, new: New, live: str | None) -> None:
@@ -246,7 +234,7 @@ class Thread:
             return Change({}, {own_key(WRITES, ns): rows}, [])
 
         if new:
-            await self._save(codec, WRITES_NAME, change, {**_note(ns, checkpoint_id), "writes": len(new)})
+            await self._save(codec, WRITES_NAME, change, {**note_of(ns, checkpoint_id), "writes": len(new)})
 
     async def _save(self, codec: Codec, name: str, decide: Callable[[Codec], Change], note: Data) -> None:
         try:
@@ -367,10 +355,6 @@ class Threads:
 
     def clear(self) -> None:
         self._threads.clear()
-
-
-def _note(ns: str, checkpoint_id: str) -> Data:
-    return {"id": checkpoint_id, "ns": ns} if ns else {"id": checkpoint_id}
 
 
 def _part(state: Data, ns: str, rows: list[list[Any]]) -> Part:
