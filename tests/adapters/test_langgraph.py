@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import operator
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Annotated, TypedDict
 from uuid import UUID, uuid4
@@ -31,18 +32,22 @@ from saveslot.values.lifecycle import SessionState
 THREAD = {"configurable": {"thread_id": "lesson-1", "checkpoint_ns": ""}}
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres", "postgres+valkey"])
-def place(request, servers, tmp_path) -> dict[str, str]:
+@pytest.fixture(params=["memory", "sqlite", "postgres", "postgres+valkey", "http"])
+def place(request, servers, tmp_path) -> Iterator[dict[str, str]]:
     """Where a saver keeps its threads, as arguments of it."""
     match request.param:
         case "memory":
-            return {"url": "memory:"}
+            yield {"url": "memory:"}
         case "sqlite":
-            return {"url": str(tmp_path / "s.db")}
+            yield {"url": str(tmp_path / "s.db")}
         case "postgres":
-            return {"url": servers.schema()}
+            yield {"url": servers.schema()}
+        case "postgres+valkey":
+            yield {"url": servers.schema(), "hot": servers.valkey()}
         case _:
-            return {"url": servers.schema(), "hot": servers.valkey()}
+            serving = request.getfixturevalue("serving")
+            yield {"url": serving.serve(lambda: SqliteStore.open(str(tmp_path / "s.db")))}
+            serving.stop()
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ CHECKPOINT, VERSIONS, SEEN, WRITES = "$checkpoint", "$versions", "$seen", "$writ
 # snapshot of a delta channel. The others stay numbers.
 SINGLE, METHOD, MODEL, SNAPSHOT = 0, 3, 5, 7
 VALIDATE = "model_validate_json"
+_AS_IT_IS = frozenset({str, int, float, bool, bytes, type(None)})
 
 RESERVED = frozenset({"$class", "$ext", "$raw", "$delta", "$pairs", "$float", "$typed"})
 _RESERVED = re.compile(rb"\$(class|ext|raw|delta|pairs|float|typed)")
@@ -196,12 +197,16 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def _packed(value: Any) -> Any:
-    kind = cast("object", type(value))
-    if kind is str or kind is int or value is None:
+    kind = cast("Any", type(value))
+    if kind in _AS_IT_IS:
         return value
     if kind is dict:
         if RESERVED.isdisjoint(value):
-            return {key: _packed(item) for key, item in value.items()}
+            return _fields(value)
+        if "$class" in value:
+            fields = _fields(value)
+            module, _, name = str(fields.pop("$class")).rpartition(".")
+            return _ext(MODEL, [module, name, fields, VALIDATE])
         return _extension(value)
     if kind is list:
         return [_packed(item) for item in value]
@@ -212,11 +217,12 @@ def _packed(value: Any) -> Any:
     return value
 
 
+def _fields(value: Data) -> Data:
+    return {key: item if not item or type(item) in _AS_IT_IS else _packed(item) for key, item in value.items()}
+
+
 def _extension(value: Data) -> Any:
     match value:
-        case {"$class": str(path), **fields}:
-            module, _, name = path.rpartition(".")
-            return _ext(MODEL, [module, name, {key: _packed(item) for key, item in fields.items()}, VALIDATE])
         case {"$ext": [int(code), parts]}:
             return _ext(code, _packed(parts))
         case {"$raw": [int(code), bytes(packed)]}:
