@@ -40,6 +40,11 @@ def test_openai_agents(reader, monkeypatch):
     Page("docs/frameworks/openai-agents.md").run()
 
 
+def test_claude_agent(reader):
+    """docs/frameworks/claude-agent.md runs; its function is not called, since that takes a network."""
+    Page("docs/frameworks/claude-agent.md").run()
+
+
 def test_mcp(reader):
     """docs/frameworks/mcp.md runs from top to bottom."""
     Page("docs/frameworks/mcp.md").run()

@@ -11,24 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-import msgspec
-
-from saveslot import blocking, codec
+from saveslot import blocking
 from saveslot.adapters.access import Access, require
-from saveslot.codec.excerpt import not_a_list
-from saveslot.codec.items import tail
-from saveslot.errors import Conflict, NotFound, Unavailable
+from saveslot.adapters.follow import New, Sight, look, overtaken, settled, write
+from saveslot.errors import Conflict, Unavailable
 from saveslot.manager import SessionManager
 from saveslot.manager.changes import held_here
-from saveslot.manager.writing import create_paused
-from saveslot.session.lookup import with_a_fresh_head
-from saveslot.session.model import Seen
 from saveslot.values.checks import Data, as_name
-from saveslot.values.versions import version
 
 require("openai", "openai-agents", "0.24", "0.25")
 
@@ -41,20 +34,6 @@ Items = list[Any]
 
 # Agent types of the sessions. The first is also that of imported conversations.
 CONVERSATION, RUN = "openai-agents", "openai-agents-run"
-
-
-class Sight(msgspec.Struct, frozen=True):
-    """What a caller has seen of a conversation: its newest entry, and the number of the newest one with items."""
-
-    key: bytes = b""  # empty: there was no conversation
-    version: str | None = None
-    data_seq: int = 0
-
-    def shows_state_of(self, other: Sight) -> bool:
-        return (self.key, self.data_seq) == (other.key, other.data_seq)
-
-
-NOTHING = Sight()
 
 
 class SaveslotSession:
@@ -122,7 +101,7 @@ class SaveslotSession:
             while True:
                 items, sight = await self._look(sessions, 1)
                 if (seen := self._seen.get(by)) is not None and not sight.shows_state_of(seen):
-                    raise _overtaken(self.session_id, seen, sight)
+                    raise overtaken(self.session_id, seen, sight)
                 if not items:
                     return None
                 try:
@@ -231,7 +210,7 @@ class SaveslotSession:
 
     async def _write(self, sessions: SessionManager, name: str, by: object, seen: Sight | None, **change: Any) -> None:
         """Save a change of the items after what `seen` shows; None: after whatever is newest."""
-        saved = await write(sessions, CONVERSATION, self.session_id, name, seen, change)
+        saved = await write(sessions, New(CONVERSATION, self.session_id), name, seen, change)
         if by in self._seen:
             self._seen[by] = saved
 
@@ -265,7 +244,7 @@ class SaveslotRunStateStore:
 
         async def save(sessions: SessionManager) -> None:
             seen = self._seen.get(run_id)
-            self._seen[run_id] = await write(sessions, RUN, as_name(run_id, "run_id"), name, seen, {"data": data})
+            self._seen[run_id] = await write(sessions, New(RUN, as_name(run_id, "run_id")), name, seen, {"data": data})
 
         await settled(self._access.call(save))
 
@@ -293,103 +272,3 @@ class SaveslotRunStateStore:
     async def close(self) -> None:
         """Close what this object opened."""
         await self._access.close()
-
-
-@with_a_fresh_head
-async def look(sessions: SessionManager, session_id: str, last: dict[str, int] | None) -> tuple[Data, Sight]:
-    """Return the newest state, and what its reader has seen; with `last`, only the ends of those lists."""
-    head = await sessions.reader.head(session_id, state=last is None)
-    if head is None:
-        return {}, NOTHING
-    if head.row.locked is not None:
-        raise head.row.locked
-    newest = await sessions.reader.newest(head)
-    sight = Sight(head.row.key, version(newest.seq, newest.append_id), head.last.data_seq)
-    if last == {}:
-        return {}, sight
-    log = sessions.engine.cache.get((sessions.namespace, session_id))
-    if log is not None and log.at.append_id == head.last.append_id and log.ready is not None:
-        return known_data(log.ready, last), sight
-    entry = await sessions.reader.data_entry(head, head.last)
-    if entry is None:
-        return {}, sight
-    if last is None:
-        return (await sessions.reader.timeline(head, [entry])).state(entry).value(), sight
-    return await sessions.reader.part(head, entry, (), last), sight
-
-
-def known_data(state: codec.State, last: dict[str, int] | None) -> Data:
-    """Decode a state that this process knows from its last write; of a list, only its end."""
-    data: Data = {}
-    for key in state.texts if last is None else last:
-        text = state.texts.get(key, b"[]")
-        if last is not None:
-            if not text.startswith(b"["):
-                raise not_a_list(key)
-            text = b"[%b" % text[tail(text, last[key])[0] :]
-        data[key] = codec.decode(text, tagged=state.tagged)
-    return data
-
-
-async def write(
-    sessions: SessionManager, agent_type: str, session_id: str, name: str, seen: Sight | None, change: Data
-) -> Sight:
-    """Save a change after what `seen` shows; None: after whatever is newest. Creates a session that is not there."""
-    follows = seen
-    while True:
-        try:
-            return await _saved(sessions, agent_type, session_id, name, follows, change)
-        except NotFound:
-            if seen is not None:
-                raise _overtaken(session_id, seen, NOTHING) from None
-            follows = NOTHING
-        except Conflict:
-            _, newest = await look(sessions, session_id, {})
-            if seen is None:
-                follows = None
-            elif newest.shows_state_of(seen):
-                follows = newest
-            else:
-                raise _overtaken(session_id, seen, newest) from None
-
-
-async def _saved(
-    sessions: SessionManager, agent_type: str, session_id: str, name: str, follows: Sight | None, change: Data
-) -> Sight:
-    held = held_here(sessions, (sessions.namespace, session_id))
-    if held is not None:  # no other process can have written
-        saved = await held.checkpoint(name, **change)
-        return Sight(held.key, saved.version, saved.seq)
-    if follows == NOTHING:
-        [data] = change.values()  # all there is to begin with: the state, or its only key
-        created = await create_paused(sessions, agent_type, session_id, name, data)
-        seen = cast("Seen", created.seen)
-        return Sight(seen.key, created.version, seen.seq)
-    key, version = (b"", None) if follows is None else (follows.key, follows.version)
-    saved = await sessions.checkpoint(session_id, name, seen=version, **change)
-    return Sight(key, saved.version, saved.seq)
-
-
-def _overtaken(session_id: str, seen: Sight, newest: Sight) -> Conflict:
-    what = "deleted" if not newest.key else "changed" if newest.key == seen.key else "created"
-    return Conflict(
-        f"session {session_id}: another caller {what} it after this one read it (entry {seen.data_seq} was the newest "
-        f"with data, now {newest.data_seq}); nothing was stored: read it again, for a conversation by another run",
-        seen=seen.data_seq,
-        head=newest.data_seq,
-    )
-
-
-async def settled(work: Coroutine[Any, Any, R]) -> R:
-    """Await a write to its end, also if the caller is cancelled: what an object has seen then includes it."""
-    task, cancelled = asyncio.ensure_future(work), None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as exc:
-            cancelled = cancelled or exc
-    if cancelled is None:
-        return task.result()
-    if not task.cancelled():
-        task.exception()  # retrieved: the caller gets its cancellation
-    raise cancelled

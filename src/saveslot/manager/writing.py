@@ -145,16 +145,19 @@ async def create_paused(
     session_id: str,
     name: str | None = None,
     data: Data | None = None,
+    metadata: Data | None = None,
+    *,
     context: Data | None = None,
+    labels: dict[str, str] | None = None,
 ) -> AgentSession:
     """Create a session that rests from its first entry on, in one write: no sweep fails it. With `name`, its first
     checkpoint is in the same write.
     """
-    session, draft, _ = begun(sessions, agent_type, context=context, session_id=session_id)
+    session, draft, _ = begun(sessions, agent_type, context=context, labels=labels, session_id=session_id)
     draft.lifecycle(Kind.PAUSED, "session_paused", {"previous_state": SessionState.ACTIVE.value})
     draft.become(SessionState.PAUSED)
     if name is not None:
-        draft.checkpoint(as_name(name, "name"), as_data(data, "data"))
+        draft.checkpoint(as_name(name, "name"), as_data(data, "data"), metadata)
     return await _create(sessions, session, draft)
 
 

@@ -66,7 +66,7 @@ class FolderTasks:
             raise NotFound(f"session {task} is completed, and so is all that it continued")
         task, document = found
         data = {key: value for key, value in document.items() if key not in {CALLS, NOTES}}
-        notes = [str(note) for note in document.get(NOTES) or []]
+        notes = [str(note) for note in cast("list[Any]", document.get(NOTES) or [])]
         version, at = _version(document), str(document.get(UPDATED, ""))
         title = f"Session {task} ({document.get('status', 'status unknown')}), last changed {at}, version {version}"
         text = briefing(title, {key: data[key] for key in data if key not in {"status", UPDATED}}, notes)
