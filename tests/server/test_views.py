@@ -105,3 +105,12 @@ def test_figures(filled):
     analytics = filled.request("GET", "/v1/analytics?first=created&then=one").json
     assert analytics["between"]["count"] == 1
     assert filled.request("GET", "/v1/analytics?first=created").status == 422
+
+
+def test_previews(filled):
+    """What a rollback would do, with the ETag that makes it so; and what retention would drop."""
+    answer = filled.request("GET", "/v1/sessions/a%2Fb/rollback?to=2")
+    assert (answer.json["allowed"], answer.json["diff"]["items"][0]["old"]) == (True, 1)
+    assert answer.headers["etag"] == f'"{answer.json["version"]}"'
+    assert [effect["name"] for effect in answer.json["effects"]] == ["ask"]
+    assert filled.request("GET", "/v1/thin").json["checkpoints"] == 0

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from saveslot.errors import Corrupt, InvalidInput, KeyMissing
 from saveslot.manager.log_pages import ForkLine, Former, Notes, Owners, Target, forks_of, former_of, target_of
+from saveslot.manager.outlook import is_late
 from saveslot.session.engine import Space
 from saveslot.values.answers import Answer, Time
 from saveslot.values.checks import Span, as_count, as_span
@@ -280,10 +281,8 @@ def _workers(rows: Iterable[Row]) -> list[WorkerLine]:
 
 
 def _worker(row: Row, count: int) -> WorkerLine:
-    silent = row.now - row.beaten if row.beaten else 0
-    late = 0 < row.left <= silent
     seen = moment(row.beaten) if row.beaten else None
-    return WorkerLine(row.worker, row.left > 0, late, row.left / SECOND, seen, count)
+    return WorkerLine(row.worker, row.left > 0, is_late(row), row.left / SECOND, seen, count)
 
 
 def _rate(saved: Sequence[Entry], since: int, seconds: int) -> Rate:

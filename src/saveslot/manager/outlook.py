@@ -18,7 +18,7 @@ from saveslot.session.timeline import note_of
 from saveslot.values.answers import Answer, Time
 from saveslot.values.kinds import STEP_KINDS, TAKING_KINDS
 from saveslot.values.lifecycle import SessionState, follow
-from saveslot.values.log import NO_WORKER, Entry, Head, Query, Wanted, micros, moment
+from saveslot.values.log import NO_WORKER, Entry, Head, Query, Row, Wanted, micros, moment
 
 # Newest step entries that are read. An older step that never ended is not seen; a session has few steps open.
 STEPS = 1_000
@@ -121,7 +121,7 @@ async def _outlook(sessions: Space, head: Head, today: _Today) -> Outlook:
     journal = await vault.entries(row.key, Wanted(kinds=STEP_KINDS, newest=STEPS, frames=False))
     past = await attempts.read(vault, head) if orphan else attempts.NONE
     end = await failure(sessions, head) if failed else await loss(sessions, head) if orphan else None
-    allowed, refused = await _verbs(sessions, head)
+    allowed, refused = await verbs(sessions, head)
     return Outlook(
         row.session_id,
         row.state,
@@ -142,9 +142,12 @@ def owner_now(head: Head) -> OwnerNow | None:
     row = head.row
     if row.lease is None:
         return None
-    silent = max(0, row.now - row.beaten) if row.beaten else 0
-    seen = moment(row.beaten) if row.beaten else None
-    return OwnerNow(row.worker, row.left / 1_000_000, seen, 0 < row.left <= silent)
+    return OwnerNow(row.worker, row.left / 1_000_000, moment(row.beaten) if row.beaten else None, is_late(row))
+
+
+def is_late(row: Row) -> bool:
+    """True if the owner has been silent for more than half of its TTL, and may still come back."""
+    return 0 < row.left <= row.now - row.beaten and row.beaten > 0
 
 
 async def _steps(sessions: Space, head: Head, journal: Sequence[Entry]) -> Steps:
@@ -182,7 +185,7 @@ def _next_attempt(past: attempts.Attempts, backoff: float) -> datetime | None:
     return moment(past.released.at + round(pause * 1_000_000))
 
 
-async def _verbs(sessions: Space, head: Head) -> tuple[list[str], dict[str, str]]:
+async def verbs(sessions: Space, head: Head) -> tuple[list[str], dict[str, str]]:
     """Return the verbs that a caller without the lease may use now, and why it may not use the others."""
     state = SessionState(head.row.state)
     holder = None if head.row.lease is None or head.row.owner == NO_WORKER else str(await sessions.lookup.held(head))

@@ -214,6 +214,19 @@ async def _headers(sessions: Space, head: Head) -> Headers:
     return Headers(head.row.key, head.row.session_id, head.row.now or micros(now()), log)
 
 
+async def dropped(sessions: Space, head: Head) -> tuple[list[int], int, int]:
+    """Return what the session's rule would drop now: numbers, bytes that no other state needs, and pinned ones kept."""
+    with suppress(InvalidInput, Corrupt):  # a session's own invalid rule drops nothing
+        rule = _rule(sessions, head)
+        if rule.keeps_all or head.last.seq <= rule.least or not await _over(sessions, head, rule.after_end):
+            return [], 0, 0
+        read = await _headers(sessions, head)
+        drops = read.drops(rule)
+        staying = [entry for entry in visible(read.data, read.log, read.session_id) if entry.seq not in set(drops)]
+        return drops, sum(map(_frame_bytes, _unneeded(read.data, staying))), len(pinned(read.log))
+    return [], 0, 0
+
+
 # Emptying
 
 

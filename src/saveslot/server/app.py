@@ -132,7 +132,7 @@ class Server:
 
 def _refusal(exc: Problem | SaveslotError, request: Request, request_id: str) -> Response:
     if isinstance(exc, Problem):
-        return problem(exc.error, exc.status, exc.headers, request_id=request_id)
+        return problem(exc.error, exc.status, exc.headers, request_id=request_id, more=exc.more)
     return problem(exc, status_of(exc, conditional="if-match" in request.headers), request_id=request_id)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -18,9 +19,10 @@ import msgspec
 from saveslot.errors import HistoryLost, SaveslotError
 from saveslot.manager import SessionManager
 from saveslot.server.call import encoded
+from saveslot.server.digests import Digest, Owners, Standing, standing
 from saveslot.session.engine import Engine
 from saveslot.stores.wire.loops import running
-from saveslot.values.checks import Data
+from saveslot.values.checks import Data, now
 from saveslot.values.log import Event
 
 # Seconds that one read of the store waits for events; a listener with a cursor may take as long to join the feed.
@@ -45,10 +47,11 @@ class Filter(msgspec.Struct, frozen=True):
 
     def wants(self, news: News) -> bool:
         event = news.event
+        entry = bool(event.cursor)  # else it is about an owner, and has neither kind nor name
         return (
-            (not self.kinds or event.kind in self.kinds)
+            (not entry or not self.kinds or event.kind in self.kinds)
             and (not self.session_ids or event.session_id in self.session_ids)
-            and (not self.names or event.name in self.names)
+            and (not entry or not self.names or event.name in self.names)
             and (not self.agent_types or news.agent_type in self.agent_types)
         )
 
@@ -56,17 +59,29 @@ class Filter(msgspec.Struct, frozen=True):
 class News(msgspec.Struct, frozen=True):
     """An event, and what is known of its session now. `text` is written once for all listeners."""
 
-    event: Event
+    event: Event  # without a cursor if it is about an owner's silence, which is no entry
     agent_type: str
     text: bytes
+    state: str = ""
+    owner: str | None = None
+
+    def touched(self) -> Data:
+        """What a digest says of the session."""
+        event = self.event
+        known = {"id": event.session_id, "seq": event.seq, "kind": event.kind, "name": event.name}
+        return {**known, "state": self.state, "owner": self.owner, "agent_type": self.agent_type}
 
 
 class Listener:
     """What waits for one stream."""
 
-    def __init__(self, wanted: Filter, counts: Callable[[], bool]) -> None:
+    def __init__(
+        self, wanted: Filter, counts: Callable[[], bool], *, owners: bool = False, digest: Digest | None = None
+    ) -> None:
         self.wanted = wanted
         self.counts = counts
+        self.owners = owners  # also events about the silence of owners
+        self.digest = digest  # collects the events instead
         self.waiting: deque[News] = deque()
         self.closed = False
         self.lost = False  # the feed lost its place: some events were not seen
@@ -90,7 +105,7 @@ class Listener:
         if self.sent:
             last = max((n for n, item in enumerate(news) if item.event.cursor in self.sent), default=-1)
             news = news[last + 1 :]
-            if news:  # whatever follows is newer
+            if any(item.event.cursor for item in news):  # whatever follows is newer
                 self.sent.clear()
         return news
 
@@ -118,6 +133,8 @@ class Feed:
         self.listeners: set[Listener] = set()
         self._began = 0.0  # when the last read that has ended began
         self._agents: OrderedDict[str, str] = OrderedDict()
+        self.standing: Standing | None = None  # for listeners with a digest
+        self._owners = Owners()
         self._task: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._readers = asyncio.Semaphore(READERS)
@@ -211,12 +228,34 @@ class Feed:
             for listener in list(self.listeners):
                 if not listener.counts():
                     listener.close()
+            watching = [listener for listener in self.listeners if listener.owners or listener.digest is not None]
+            with suppress(SaveslotError):  # out of reach: again in a second
+                if watching:
+                    await self._watch_owners(watching)
+
+    async def _watch_owners(self, watching: Sequence[Listener]) -> None:
+        """Tell of owners that fell silent or came back, and where all sessions stand."""
+        changes, late = await self._owners.look(self.sessions)
+        news = [_silence(kind, data) for kind, data in changes]
+        if any(listener.digest is not None for listener in watching):
+            before, self.standing = self.standing, await standing(self.sessions, late)
+            if self.standing != before:
+                for listener in watching:
+                    listener.woken.set()
+        for listener in watching if news else ():
+            listener.tell(news)
+
+
+def _silence(kind: str, data: Data) -> News:
+    event = Event("", data["session_id"], 0, kind, "", now())
+    text = b"event: %b\ndata: %b\n\n" % (kind.encode(), encoded(data))
+    return News(event, data["agent_type"], text, data["state"], data["owner"])
 
 
 def _news(event: Event, known: Data, size: int | None) -> News:
     data = encoded({**event.to_dict(), **known, "bytes": size})
     text = b"id: %b\nevent: entry\ndata: %b\n\n" % (event.cursor.encode(), data)
-    return News(event, known["agent_type"], text)
+    return News(event, known["agent_type"], text, known["state"], known["owner"])
 
 
 _feeds: WeakKeyDictionary[Engine, dict[str, Feed]] = WeakKeyDictionary()

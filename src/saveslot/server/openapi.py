@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 import saveslot
 from saveslot.errors import BY_CODE
+from saveslot.manager.log_pages import LogEntry
 from saveslot.server.call import JSON, Call
 from saveslot.server.problem import PROBLEM, STATUS
 from saveslot.server.routes import Route, table
@@ -67,6 +68,8 @@ class Problem(Struct):
     reason: str | UnsetType = UNSET
     seen: Annotated[int, Meta(description="conflict: the entry that the write follows.")] | UnsetType = UNSET
     head: Annotated[int, Meta(description="conflict: the newest entry.")] | UnsetType = UNSET
+    version: Annotated[str, Meta(description="412: the version of the newest entry.")] | UnsetType = UNSET
+    came: Annotated[list[LogEntry], Meta(description="412: the entries after yours.")] | UnsetType = UNSET
     owner: Annotated[str, Meta(description="lease_held: the worker that holds the session.")] | UnsetType = UNSET
     since: str | UnsetType = UNSET
     until: str | UnsetType = UNSET

@@ -51,11 +51,18 @@ RETRY_AFTER = "1"
 class Problem(Exception):
     """An error whose status is not that of its code."""
 
-    def __init__(self, status: int, error: SaveslotError, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        error: SaveslotError,
+        headers: Mapping[str, str] | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(str(error))
         self.status = status
         self.error = error
         self.headers = headers or {}
+        self.more = more or {}  # fields of the answer beside those of the error
 
 
 def status_of(error: SaveslotError, *, conditional: bool = False) -> int:
@@ -64,7 +71,12 @@ def status_of(error: SaveslotError, *, conditional: bool = False) -> int:
 
 
 def problem(
-    error: SaveslotError, status: int | None = None, headers: Mapping[str, str] | None = None, *, request_id: str = ""
+    error: SaveslotError,
+    status: int | None = None,
+    headers: Mapping[str, str] | None = None,
+    *,
+    request_id: str = "",
+    more: Mapping[str, Any] | None = None,
 ) -> Response:
     status = status_of(error) if status is None else status
     fields: dict[str, Any] = {
@@ -73,6 +85,7 @@ def problem(
         "status": status,
         "detail": str(error),
         **error.to_dict(),
+        **(more or {}),
     }
     if request_id:
         fields["request_id"] = request_id

@@ -15,11 +15,14 @@ from saveslot.manager.facets import FRESH
 from saveslot.manager.failures import Failures, failures
 from saveslot.manager.log_pages import MOST, PAGE, LogPage, log_page
 from saveslot.manager.outlook import Outlook, outlook
+from saveslot.manager.parts import OPERATIONS
+from saveslot.manager.preview import LOOKED, SAMPLES, RollbackPreview, ThinPreview, rollback_preview, thin_preview
 from saveslot.manager.shapes import MOST as SHAPES, Shape, shapes
 from saveslot.manager.storage import Storage, storage
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
-from saveslot.server.v1.conditions import UNLESS, unchanged
+from saveslot.server.v1 import steps
+from saveslot.server.v1.conditions import UNLESS, etag, unchanged
 from saveslot.server.v1.sessions import labelled
 from saveslot.values.answers import Time
 from saveslot.values.lifecycle import SessionState
@@ -68,6 +71,27 @@ class Shapes(Struct):
 async def show_shapes(call: Call) -> Response:
     items = await shapes(call.sessions, call.query.ids)
     return call.json({"items": [shape.to_dict() for shape in items], "next": None})
+
+
+class PreviewQuery(Struct, forbid_unknown_fields=True):
+    to: Annotated[str, Meta(description="The ref to go back to.")]
+    limit: Annotated[int, Meta(ge=0, description="Operations of `diff`.")] = OPERATIONS
+
+
+async def preview_rollback(call: Call) -> Response:
+    query: PreviewQuery = call.query
+    found = await rollback_preview(call.sessions, call.path["id"], query.to, limit=query.limit)
+    return call.json(found.to_dict(), headers=etag(found.version))
+
+
+class ThinQuery(Struct, forbid_unknown_fields=True):
+    looked: Annotated[int, Meta(ge=1, le=LOOKED, description="Newest sessions that are looked at.")] = LOOKED
+    samples: Annotated[int, Meta(ge=0, le=100, description="Sessions of which `drop` names the checkpoints.")] = SAMPLES
+
+
+async def preview_thin(call: Call) -> Response:
+    query: ThinQuery = call.query
+    return call.json((await thin_preview(call.sessions, looked=query.looked, samples=query.samples)).to_dict())
 
 
 class FailuresQuery(Struct, forbid_unknown_fields=True):
@@ -160,6 +184,7 @@ async def show_analytics(call: Call) -> Response:
 
 
 ROUTES = [
+    *steps.ROUTES,
     Route(
         "GET",
         "/v1/sessions/{id}/log",
@@ -254,5 +279,26 @@ ROUTES = [
         query=AnalyticsQuery,
         tag=TAG,
         description="Entries are of the newest sessions, as `looked_at` says.",
+    ),
+    Route(
+        "GET",
+        "/v1/sessions/{id}/rollback",
+        "read",
+        preview_rollback,
+        "What a rollback would do: the difference, steps that it does not undo, and who holds the session.",
+        gives=RollbackPreview,
+        query=PreviewQuery,
+        tag=TAG,
+        description="Nothing is written. Its ETag, as If-Match of the rollback, makes sure that nothing else happens.",
+    ),
+    Route(
+        "GET",
+        "/v1/thin",
+        "read",
+        preview_thin,
+        "What retention would drop now, with samples. Nothing is written.",
+        gives=ThinPreview,
+        query=ThinQuery,
+        tag=TAG,
     ),
 ]

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from saveslot.errors import AlreadyExists, Conflict, InvalidInput
 from saveslot.manager.leases import under
+from saveslot.manager.log_pages import log_page
 from saveslot.server.call import Call
 from saveslot.server.problem import Problem
 from saveslot.server.routes import Header
@@ -20,7 +21,7 @@ from saveslot.session.headers import Head
 from saveslot.session.held import Held
 from saveslot.session.refusals import unknown
 from saveslot.session.worker import jittered
-from saveslot.values.versions import is_version
+from saveslot.values.versions import as_version, is_version
 
 R = TypeVar("R")
 
@@ -33,6 +34,9 @@ UNLESS = Header("If-None-Match", "An ETag: 304 without a body if the entry is st
 
 # Attempts of a write that follows whatever is newest, and seconds between them: other writers may append in between.
 ATTEMPTS, PAUSE = 10, 0.01
+
+# Entries that a failed condition shows, the oldest of those that came.
+CAME = 50
 
 _TAGS = re.compile(r'(W/)?"([^"]*)"')
 
@@ -91,8 +95,10 @@ async def follow(call: Call, write: Callable[[str | None], Awaitable[R]]) -> R:
             return await write(version)
         except AlreadyExists:
             raise
-        except Conflict:
-            if version is not None or attempt == ATTEMPTS:
+        except Conflict as exc:
+            if version is not None:
+                raise await _failed(call, exc) from exc
+            if attempt == ATTEMPTS:
                 raise
         await asyncio.sleep(jittered(PAUSE) * (attempt - 1))
         await newest(call)  # from here on this server knows that entry
@@ -117,4 +123,16 @@ async def check(call: Call) -> None:
     version = await seen(call)
     head = await newest(call)
     if version is not None and version != head.version:
-        raise Conflict(f"session {head.session_id} is at version {head.version}, not {version}", head=head.seq)
+        exc = Conflict(f"session {head.session_id} is at version {head.version}, not {version}", head=head.seq)
+        raise await _failed(call, exc)
+
+
+async def _failed(call: Call, why: Conflict) -> Problem:
+    """Return the answer to a write whose If-Match names an older entry: the version of now, and what came since."""
+    head = await newest(call)
+    given = [tag for weak, tag in _TAGS.findall(call.headers.get("if-match", "")) if not weak]
+    seen = as_version(given[0]) if given and is_version(given[0]) else None
+    after = head.seq - 1 if seen is None else min(seen.seq, head.seq)
+    page = await log_page(call.sessions, call.path["id"], after=after, limit=CAME)
+    more = {"version": head.version, "came": page.to_dict()["items"], "seen": 0 if seen is None else seen.seq}
+    return Problem(412, why, more={**more, "head": head.seq})

@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from saveslot.errors import HistoryLost, SaveslotError
 from saveslot.manager.headers import as_kinds
 from saveslot.server.call import Call, encoded
+from saveslot.server.digests import Digest, as_interval
 from saveslot.server.feeds import Feed, Filter, Listener, News, feed_of
 from saveslot.server.routes import Header, Route
 from saveslot.server.v1.conditions import newest
@@ -47,6 +48,12 @@ class Watching(Struct, forbid_unknown_fields=True, kw_only=True):
 class WatchingAll(Watching, kw_only=True):
     agent_type: Annotated[list[str], Meta(description="Sessions of these agent types; repeatable.")] = []
     session_id: Annotated[list[str], Meta(description="These sessions; repeatable.")] = []
+    owners: Annotated[
+        bool, Meta(description="Also `event: late` and `event: orphaned` when owners fall silent, or (`on`) come back.")
+    ] = False
+    digest: Annotated[
+        str | None, Meta(description="`1s`: instead of entries one `event: digest` that often, if something is new.")
+    ] = None
 
 
 class EventStream(Response):
@@ -85,12 +92,19 @@ class EventStream(Response):
     async def _texts(self) -> AsyncIterator[bytes]:
         listener, alive = self._listener, running().time()
         async for text in self._first:
-            yield text
+            if text:
+                yield text
         while not listener.closed:
             if listener.lost:
                 listener.lost = False
                 yield reset("the store lost events after the last one")
-            parts = self._pace.texts([item for item in listener.take() if listener.wanted.wants(item)])
+            news = [item for item in listener.take() if listener.wanted.wants(item)]
+            digest = listener.digest
+            if digest is None:
+                parts = self._pace.texts(news)
+            else:
+                digest.add(news)
+                parts = digest.text(self._feed.standing)
             now = running().time()
             if not parts and now - alive >= HEARTBEAT:
                 parts = [b": alive\nid: %b\n\n" % self._feed.cursor.encode()]
@@ -98,7 +112,8 @@ class EventStream(Response):
                 alive = now
                 yield b"".join(parts)
             else:
-                await listener.wake(min(self._pace.next(), max(0.0, alive + HEARTBEAT - now)))
+                pause = self._pace.next() if digest is None else digest.next()
+                await listener.wake(min(pause, max(0.0, alive + HEARTBEAT - now)))
 
 
 class Pace:
@@ -126,7 +141,7 @@ class Pace:
                 texts.append(item.text)
             else:
                 self._skipped += 1
-                self._cursor = item.event.cursor
+                self._cursor = item.event.cursor or self._cursor
         return texts
 
     def _told(self) -> bytes:
@@ -148,18 +163,26 @@ def reset(why: str) -> bytes:
 
 async def watch(call: Call) -> Response:
     query: WatchingAll = call.query
-    return await _stream(call, query, frozenset(query.agent_type), frozenset(query.session_id))
+    digest = None if query.digest is None else Digest(as_interval(query.digest))
+    wanted = Filter(
+        frozenset(query.kind), frozenset(query.agent_type), frozenset(query.session_id), frozenset(query.name)
+    )
+    return await _stream(call, query, wanted, owners=query.owners, digest=digest)
 
 
 async def watch_session(call: Call) -> Response:
     head = await newest(call)
-    return await _stream(call, call.query, frozenset(), frozenset([head.session_id]))
+    query: Watching = call.query
+    wanted = Filter(frozenset(query.kind), session_ids=frozenset([head.session_id]), names=frozenset(query.name))
+    return await _stream(call, query, wanted)
 
 
-async def _stream(call: Call, query: Watching, agents: frozenset[str], ids: frozenset[str]) -> Response:
+async def _stream(
+    call: Call, query: Watching, wanted: Filter, *, owners: bool = False, digest: Digest | None = None
+) -> Response:
     as_kinds(query.kind)
     feed = feed_of(call.sessions)
-    listener = Listener(Filter(frozenset(query.kind), agents, ids, frozenset(query.name)), lambda: call.counts)
+    listener = Listener(wanted, lambda: call.counts, owners=owners, digest=digest)
     now = await feed.join(listener)
     after = call.headers.get("last-event-id") or query.after
     try:
@@ -195,7 +218,11 @@ async def _opening(
 
 
 def _joined(news: list[News], listener: Listener) -> bytes:
-    return b"".join(item.text for item in news if listener.wanted.wants(item))
+    wanted = [item for item in news if listener.wanted.wants(item)]
+    if listener.digest is not None:
+        listener.digest.add(wanted)
+        return b""
+    return b"".join(item.text for item in wanted)
 
 
 ROUTES = [
