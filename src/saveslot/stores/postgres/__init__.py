@@ -286,7 +286,8 @@ class PostgresStore(Store):
                 statement = sql.CHAIN.replace("{frame}", frame).replace("{room}", room)
                 values += (wanted.chain,)
         rows = await self._read(statement, key, first, last, *values)
-        return [to_entry(row, key) for row in reversed(rows)]
+        # A tuple: msgspec reads no Record, and salvaging one column at a time takes 100 us.
+        return [to_entry(tuple(row), key) for row in reversed(rows)]
 
     async def _short_logs(self, spans: Sequence[tuple[bytes, int, int]]) -> list[list[Entry] | Corrupt]:
         """Headers of short ranges of any logs: one statement serves many readers. A damaged log fails only its own."""
