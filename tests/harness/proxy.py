@@ -24,7 +24,7 @@ from enum import Enum
 from typing import Self
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-PORTS = {"postgresql": 5432, "postgres": 5432, "valkey": 6379, "redis": 6379}
+PORTS = {"http": 80, "postgresql": 5432, "postgres": 5432, "valkey": 6379, "redis": 6379}
 # How long the thread may take to start and to end, in seconds.
 PATIENCE = 30.0
 CHUNK = 1 << 16

@@ -302,6 +302,9 @@ def test_commands_work_with_a_server(door):
     refused = run("migrate")
     assert refused.returncode == 2
     assert "no tables" in refused.stderr
+    refused = run("token", "ls")
+    assert refused.returncode == 2
+    assert "/v1/tokens" in refused.stderr
     env["SAVESLOT_TOKEN"] = "saveslot_wrong"  # noqa: S105
     assert run("ls").returncode == 4
     env["SAVESLOT_URL"] = "http://127.0.0.1:9"

@@ -16,6 +16,7 @@ from saveslot.cli.options import Duration
 from saveslot.cli.screen import Column, Part, Screen, Table, line
 from saveslot.cli.state import DIM
 from saveslot.cli.words import ago
+from saveslot.errors import InvalidInput
 from saveslot.manager import SessionManager
 from saveslot.server import tokens
 from saveslot.server.tokens import Token
@@ -53,6 +54,11 @@ class Place:
 
     @asynccontextmanager
     async def tokens(self, *, create: bool = False) -> AsyncGenerator[SessionManager]:
+        if self.common.url.startswith("http"):
+            hint = "name the store that the server serves, or use the server's page or POST /v1/tokens"
+            raise InvalidInput(
+                "--store", f"tokens are made in the store itself, not through {self.common.place}; {hint}"
+            )
         async with self.common.sessions(create=create) as sessions:
             yield tokens.registry(sessions)
 

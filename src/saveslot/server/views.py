@@ -267,6 +267,7 @@ ROUTES = [
         show_storage,
         "Where the bytes are: by sort, agent type and day; and the tiers of the store.",
         gives=Storage,
+        long=True,
         tag=TAG,
     ),
     Route(
@@ -277,6 +278,7 @@ ROUTES = [
         "Statistics over many sessions: names, times, sizes, rates, how far they get and why they fail.",
         gives=dict[str, Any],
         query=AnalyticsQuery,
+        long=True,
         tag=TAG,
         description="Entries are of the newest sessions, as `looked_at` says.",
     ),

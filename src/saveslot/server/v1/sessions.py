@@ -403,6 +403,7 @@ ROUTES = [
         status=201,
         headers=(KEY,),
         errors=_EXISTS,
+        long=True,
         tag=TAG,
     ),
 ]

@@ -77,6 +77,7 @@ ROUTES = [
         headers=(KEY,),
         errors=("already_exists", "too_large", "key_missing", "wrong_key"),
         largest=LARGEST,
+        long=True,
         tag=TAG,
     ),
 ]

@@ -153,7 +153,7 @@ ROUTES = [
         takes=Collection,
         gives=Purged,
         errors=("conflict",),
-        streams=True,
+        long=True,
         tag=TAG,
     ),
     Route(
@@ -165,6 +165,7 @@ ROUTES = [
         takes=Thinning,
         gives=ThinnedSession,
         errors=("conflict", "lease_held"),
+        long=True,
         tag=TAG,
     ),
     Route(
@@ -176,7 +177,7 @@ ROUTES = [
         takes=Erasure,
         gives=Erased,
         errors=("not_found",),
-        streams=True,
+        long=True,
         tag=TAG,
     ),
     Route(
@@ -188,6 +189,7 @@ ROUTES = [
         gives=Trail,
         query=Auditing,
         finds=False,
+        long=True,
         tag=TAG,
     ),
 ]
