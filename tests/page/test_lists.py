@@ -6,7 +6,7 @@ import re
 
 from playwright.sync_api import expect
 
-from tests.page.api import post
+from tests.page.api import get, post
 
 
 def test_now_says_what_needs_somebody(watched):
@@ -71,3 +71,26 @@ def test_palette_finds_sessions_and_does_things(watched):
     expect(page.get_by_role("dialog")).to_contain_text("find or do")
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_bulk_verbs_say_who_was_refused(watched, url):
+    """A verb on all that match runs as a job; sessions that it does not fit are named with the reason."""
+    page = watched.open("/sessions")
+    expect(page.locator("tr.row")).to_have_count(5)
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    bar = page.get_by_role("region", name="Selected sessions")
+    expect(bar).to_contain_text("1 selected")
+    bar.get_by_role("button", name="select all 5 that match").click()
+    expect(bar).to_contain_text("5 selected")
+    bar.get_by_role("button", name="Pause").click()
+    page.get_by_role("dialog").get_by_role("button", name="Pause 5 sessions").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Finished: 3 done, 2 refused of 5.")
+    expect(dialog.locator(".refusals li")).to_have_count(2)
+    page.keyboard.press("Escape")
+    expect(page.locator("tr.row .state.s-paused")).to_have_count(3)
+    states = {row["session_id"]: row["state"] for row in get(url, "/sessions")["items"]}
+    assert sorted(states.values()) == ["failed", "failed", "paused", "paused", "paused"]
+    page.keyboard.press("Escape")
+    expect(bar).to_have_count(0)

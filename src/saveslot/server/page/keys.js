@@ -11,7 +11,8 @@ export const addShortcuts = (source) => void sources.push(source);
 
 export const singleKeys = () => localStorage.getItem("saveslot.keys") !== "off";
 
-const all = () => sources.flatMap((source) => source());
+// The screen's own keys come before those that work everywhere.
+const all = () => [...sources].reverse().flatMap((source) => source());
 let began = "";
 let timer = 0;
 

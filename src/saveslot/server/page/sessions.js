@@ -2,6 +2,7 @@
 /** All sessions: search, facets, and a list that reads pages as it scrolls. */
 import { apiUrl, get } from "./api.js";
 import { now } from "./clock.js";
+import { bulkBar } from "./bulk.js";
 import { cli, copyButtons, curl } from "./copy.js";
 import { facetsView, histogram } from "./facets.js";
 import { count, many, plain, short, size } from "./format.js";
@@ -28,6 +29,10 @@ export function sessionsScreen() {
   const loading = signal(true);
   const trouble = signal("");
   const cursor = signal(-1);
+  const selected = signal(/** @type {ReadonlySet<string>} */ (new Set()));
+  /** The filter is selected, not the sessions that it finds now. */
+  const whole = signal(false);
+  let anchor = 0;
   const fresh = signal(/** @type {ReadonlySet<string>} */ (new Set()));
   const scroll = signal({ top: 0, height: 800 });
   const text = signal(print(fromUrl(place.peek().query)));
@@ -124,6 +129,7 @@ export function sessionsScreen() {
   function narrow(changes) {
     go(withQuery(changes));
     text.value = print(fromUrl(place.peek().query));
+    selectNone();
     if (scroller) scroller.scrollTop = 0;
   }
   /** Add a filter, or take it away. @param {string} name @param {string} value */
@@ -150,6 +156,29 @@ export function sessionsScreen() {
     if (top < scroller.scrollTop) scroller.scrollTop = top;
     else if (top + 2 * rowHeight() > scroller.scrollTop + scroller.clientHeight - 40) scroller.scrollTop = top - scroller.clientHeight + 2 * rowHeight() + 40;
   }
+  /** @param {number} index @param {boolean} [range] from the last one */
+  function select(index, range = false) {
+    const next = new Set(whole.peek() ? [] : selected.peek());
+    whole.value = false;
+    const ids = rows.peek().map((row) => row.session_id);
+    if (range) for (const id of ids.slice(Math.min(anchor, index), Math.max(anchor, index) + 1)) next.add(id);
+    else if (!next.delete(ids[index])) next.add(ids[index]);
+    anchor = index;
+    selected.value = next;
+  }
+  function selectNone() {
+    selected.value = new Set();
+    whole.value = false;
+  }
+  /** @returns {import("./bulk.js").Choice} */
+  function choice() {
+    const { sessions: total = 0 } = facets.value ?? {};
+    if (whole.value) return { filter: Object.fromEntries(Object.entries(toApi(current())).filter(([, value]) => value !== undefined && value.length !== 0)), of: total, states: null };
+    /** @type {Record<string, number>} */
+    const states = {};
+    for (const row of rows.value) if (selected.value.has(row.session_id)) states[row.state] = (states[row.state] ?? 0) + 1;
+    return { ids: [...selected.value], of: selected.value.size, states };
+  }
   const open = () => {
     const row = rows.peek()[cursor.peek()];
     if (row) go(sessionUrl(row.session_id));
@@ -159,6 +188,9 @@ export function sessionsScreen() {
     { keys: ["j", "ArrowDown"], text: "next", run: () => move(1) },
     { keys: ["k", "ArrowUp"], text: "previous", run: () => move(-1) },
     { keys: ["Enter"], text: "open", run: open },
+    { keys: ["x"], text: "select", run: () => cursor.peek() >= 0 && select(cursor.peek()) },
+    { keys: ["X"], text: "select up to here", run: () => cursor.peek() >= 0 && select(cursor.peek(), true) },
+    ...(selected.peek().size || whole.peek() ? [{ keys: ["Escape"], text: "select none", run: selectNone }] : []),
     { keys: ["!"], text: "failed", run: () => toggle("state", "failed") },
     { keys: ["o"], text: "orphaned", run: () => toggle("state", "orphaned") },
     { keys: ["0"], text: "clear filters", run: () => narrow(Object.fromEntries([...Object.values(TOKENS), "text"].map((name) => [name, null]))) },
@@ -174,6 +206,7 @@ export function sessionsScreen() {
     const shape = shapes.of(id);
     const bytes = shape?.marks.reduce((sum, mark) => sum + mark[3], 0);
     return html`<tr class=${index === cursor.value ? "row selected" : "row"} @click=${(/** @type {MouseEvent} */ e) => rowClick(e, id, index)}>
+      <td class="c-check"><input type="checkbox" aria-label=${`Select ${plain(id)}`} .checked=${whole.value || selected.value.has(id)} @click=${(/** @type {MouseEvent} */ e) => select(index, e.shiftKey)}></td>
       <td class="c-state">${stateWord(orphaned ? "orphaned" : state)}</td>
       <td class="c-id"><a href=${sessionUrl(id)}>${plain(id)}</a>${fork ? html`<span class="label">${icon("fork")} fork</span>` : null}</td>
       <td class="c-agent">${plain(agent)}</td><td class="c-user">${plain(user)}</td>
@@ -187,7 +220,7 @@ export function sessionsScreen() {
   }
   /** @param {MouseEvent} event @param {string} id @param {number} index */
   function rowClick(event, id, index) {
-    if (/** @type {Element} */ (event.target).closest("a")) return;
+    if (/** @type {Element} */ (event.target).closest("a, input")) return;
     cursor.value = index;
     go(sessionUrl(id));
   }
@@ -196,7 +229,7 @@ export function sessionsScreen() {
     const { first, last, rows: seen } = visible();
     const height = rowHeight();
     return html`<div class="table-scroll" tabindex="-1" ref=${watch} @scroll=${(/** @type {Event} */ e) => (scroll.value = at(/** @type {HTMLElement} */ (e.currentTarget)))}>
-      <table class="sessions"><thead><tr><th class="c-state">State</th><th class="c-id">Session</th><th class="c-agent">Agent</th><th class="c-user">User</th><th class="c-at">At</th><th class="c-tape">Tape</th><th class="c-number">Entries</th><th class="c-number c-stored">Stored</th><th class="c-owner">Owner</th>
+      <table class="sessions"><thead><tr><th class="c-check"><span class="hidden">Selected</span></th><th class="c-state">State</th><th class="c-id">Session</th><th class="c-agent">Agent</th><th class="c-user">User</th><th class="c-at">At</th><th class="c-tape">Tape</th><th class="c-number">Entries</th><th class="c-number c-stored">Stored</th><th class="c-owner">Owner</th>
         <th class="c-number"><button class="sort" aria-pressed=${String(sort() === "changed")} @click=${() => narrow({ sort: "changed" })}>Seen${sort() === "changed" ? " ↓" : ""}</button></th>
         <th class="c-number c-age"><button class="sort" aria-pressed=${String(sort() === "created")} @click=${() => narrow({ sort: null })}>Age${sort() === "created" ? " ↓" : ""}</button></th></tr></thead>
         <tbody><tr class="spacer" aria-hidden="true" .style=${{ height: `${first * height}px` }}></tr>
@@ -228,7 +261,8 @@ export function sessionsScreen() {
         ${trouble.value ? html`<span class="s-failed">${trouble.value}</span>` : null}
         ${fresh.value.size ? html`<button class="quiet" @click=${load}>${count(fresh.value.size)} new ↑</button>` : null}
         ${facets.value && total ? histogram(facets.value.created, facets.value.looked_at, (from, to) => narrow({ after: from, before: to })) : null}</div>
-        ${!rows.value.length && loading.value ? html`<div class="grey-bars" aria-hidden="true"><i></i><i></i><i></i></div>` : rows.value.length ? table() : noMatch()}</section></div></div>`;
+        ${!rows.value.length && loading.value ? html`<div class="grey-bars" aria-hidden="true"><i></i><i></i><i></i></div>` : rows.value.length ? table() : noMatch()}</section></div></div>
+      ${bulkBar(choice(), { total: total ?? 0, whole: whole.value, all: () => (whole.value = true), none: selectNone, done: load })}`;
   }
 
   return { title: "Sessions", view, shortcuts, dispose: () => { stopLoading(); stopStream(); stopShapes(); shapes.stop(); clearTimeout(timer); } };
