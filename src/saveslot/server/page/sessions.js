@@ -213,7 +213,7 @@ export function sessionsScreen() {
       <td class="c-at mono">${plain(newest?.name ?? "")}</td>
       <td class="c-tape">${shape ? smallTape(shape) : null}</td>
       <td class="c-number">${count(entries)}</td>
-      <td class="c-number c-stored" title="bytes of the entries drawn">${bytes === undefined ? "" : size(bytes)}</td>
+      <td class="c-number c-stored">${bytes === undefined || (shape?.from_seq ?? 2) > 1 ? "" : size(bytes)}</td>
       <td class="c-owner">${owner?.worker ? (orphaned ? html`<s>${plain(owner.worker)}</s>` : plain(owner.worker)) : ""}</td>
       <td class="c-number">${short(now.value - Date.parse(row.last_heartbeat) / 1000)}</td>
       <td class="c-number c-age">${short(now.value - Date.parse(row.created_at) / 1000)}</td></tr>`;
