@@ -129,3 +129,18 @@ def test_recover_and_delete(watched, url):
     verb.click()
     expect(page).to_have_url(f"{url}/sessions")
     expect(page.locator("tr.row", has_text="review-8812")).to_have_count(0)
+
+
+def test_a_person_decides_what_became_of_a_step(watched, url):
+    """A step of unknown outcome is settled by what a person found; its result counts from then on."""
+    page = watched.open("/sessions/lesson-2207")
+    page.locator(".headline").get_by_role("button", name="Decide on send-mail…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("heading")).to_have_text("Did send-mail:reminder happen?")
+    dialog.get_by_text("It did", exact=True).click()
+    dialog.get_by_label("Result as JSON").fill('{"mail": 7}')
+    dialog.get_by_role("button", name="Write it to the log").click()
+    expect(page.locator(".toast")).to_contain_text("send-mail:reminder counts as done.")
+    expect(page.locator(".outlook")).to_contain_text("1 finished effect is not repeated")
+    [step] = get(url, "/sessions/lesson-2207/steps")["items"]
+    assert (step["state"], step["result"]) == ("finished", {"mail": 7})

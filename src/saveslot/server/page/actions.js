@@ -144,6 +144,37 @@ export function fork(subject, at) {
   });
 }
 
+/**
+ * A step began, and no entry tells if it ended: a person finds out, and says so.
+ * @param {Subject} subject @param {import("./outlook.js").OpenStep} step
+ */
+export function decide(subject, step) {
+  const { id } = subject;
+  const { name, key, owner, started_at: began, idempotency_key: idempotencyKey } = step;
+  const happened = signal("");
+  const result = signal("null");
+  const path = `${sessionPath(id)}/steps/${encodeURIComponent(name)}${key === null ? "" : `/${encodeURIComponent(key)}`}`;
+  const body = () => (happened.value === "yes" ? { result: JSON.parse(result.value || "null") } : { retry: true });
+  const called = key === null ? name : `${name}:${key}`;
+  const choose = (/** @type {Event} */ e) => (happened.value = /** @type {HTMLInputElement} */ (e.target).value);
+  ask({
+    title: `Did ${plain(called)} happen?`,
+    body: () => html`<p class="lead">It began ${ago(began)} at <b>${plain(owner)}</b>, and no entry tells if it ended. Look where it would have left a trace, by its idempotency key <span class="mono">${plain(idempotencyKey)}</span>.</p>
+      <fieldset class="scopes"><legend>What you found</legend>
+        <label><input type="radio" name="happened" value="yes" required .checked=${happened.value === "yes"} @change=${choose}> <b>It did</b> <span class="soft">the next owner gets this result:</span></label>
+        ${happened.value === "yes" ? html`<label class="field">Result as JSON <input class="mono" .value=${result.value} @input=${(/** @type {Event} */ e) => (result.value = /** @type {HTMLInputElement} */ (e.target).value)}></label>` : null}
+        <label><input type="radio" name="happened" value="no" .checked=${happened.value === "no"} @change=${choose}> <b>It did not</b> <span class="soft">the next owner runs it again, by the same idempotency key</span></label></fieldset>`,
+    copy: () => (happened.value ? copyButtons({ cli: cli(["steps", id, ...(happened.value === "yes" ? ["--resolve", called, "--result", result.value] : ["--retry", called])]) }) : null),
+    verb: "Write it to the log",
+    cancel: "Not yet",
+    act: async () => {
+      await send("POST", path, { body: body(), ifMatch: etag(subject.version) });
+      subject.changed();
+      toast(happened.value === "yes" ? `${plain(called)} counts as done.` : `${plain(called)} will run again.`);
+    },
+  });
+}
+
 /** @param {Subject} subject */
 export function recover(subject) {
   const key = freshKey();

@@ -267,7 +267,6 @@ export function sessionScreen(id) {
     const { state, agent_type: agent, user_id: user, labels } = session.value;
     const { clips, rollbacks } = storyOf(entries(), orphaned(), silent());
     const word = orphaned() ? "orphaned" : state;
-    const main = orphaned() || state === "failed" ? { text: "Recover…", verb: "recover", run: () => actions.recover(subject()) } : null;
     const list = entries();
     const all = overview.value;
     const whole = list.length === source.total.value;
@@ -280,6 +279,7 @@ export function sessionScreen(id) {
     const died = whole ? clips.filter(({ end }) => end === "died").length : turned("claimed");
     const forks = list.reduce((sum, { forks }) => sum + (forks?.length ?? 0), 0);
     const { owner } = session.value;
+    const [open] = outlook.value?.steps.unknown ?? [];
     return html`<div class="headline">
       <a class="icon-button" href="/sessions" aria-label="Sessions">${icon("back")}</a>
       <h1>${plain(id)}</h1>${stateWord(word, true)}
@@ -288,7 +288,8 @@ export function sessionScreen(id) {
       <span class="push"></span>${copyButtons({ cli: commandHere(), curl: requestHere() })}
       ${actionButton("Fork here", "f", actions.why(subject(), "fork"), verbs.fork)}
       ${actionButton("Roll back here", "r", rollbackWhy(), verbs.rollback)}
-      ${main && state === "failed" ? actionButton(main.text, "", actions.why(subject(), "recover"), main.run, "main") : null}
+      ${open ? actionButton(`Decide on ${plain(open.name)}…`, "", missing("write") || (connected.value ? "" : "no connection to the server"), () => actions.decide(subject(), open), "main") : null}
+      ${state === "failed" ? actionButton("Recover…", "", actions.why(subject(), "recover"), () => actions.recover(subject()), "main") : null}
     </div>
     <p class="sentence"><b>${whole ? many(saved, "checkpoint") : many(source.total.value, "entry", "entries")}</b>${owners ? html` by <b>${many(owners, "owner")}</b>` : null} in ${span(duration)}${died ? html`, taken over <b>${died === 1 ? "once" : died === 2 ? "twice" : `${died} times`}</b> after a worker died` : null}${rolledBack ? html`, <b>rolled back ${rolledBack === 1 ? "once" : `${rolledBack} times`}</b>` : null}${forks ? html`, <b>${many(forks, "fork")}</b>` : null}.
       ${orphaned() ? html`<span class="s-orphaned">No worker has held it since ${clock(Date.parse(silent() ?? list[list.length - 1].at) / 1000)}.</span>` : owner ? html`Held by <b>${plain(owner.worker)}</b>, last sign of life ${span(Math.max(0, now.value - Date.parse(session.value.last_heartbeat) / 1000))} ago.` : null}</p>`;
@@ -380,6 +381,7 @@ export function sessionScreen(id) {
         ${actionButton("Roll back", "r", rollbackWhy(), verbs.rollback)}${actionButton("Fork", "f", actions.why(s, "fork"), verbs.fork)}
         ${state === "paused" ? actionButton("Resume", "p", actions.why(s, "resume"), verbs.pause) : state === "failed" ? actionButton("Recover…", "", actions.why(s, "recover"), () => actions.recover(s)) : actionButton("Pause", "p", actions.why(s, "pause"), verbs.pause)}
         ${actionButton(at?.pinned ? "Unpin" : "Pin", ".", at ? actions.why(s, "pin") : "no data here", verbs.pin)}
+        ${(outlook.value?.steps.unknown ?? []).map((step) => actionButton(`Decide on ${plain(step.name)}…`, "", missing("write"), () => actions.decide(s, step), "main"))}
         ${s.owner && !orphaned() ? actionButton("Release…", "", actions.why(s, "release"), () => actions.release(s)) : null}
         ${state === "active" || state === "paused" ? actionButton("Cancel…", "", actions.why(s, "cancel"), () => actions.cancel(s)) : null}
         <a class="button" href=${apiUrl(`${path}/export`)} download=${`${id}.json`}>Export</a>
