@@ -41,6 +41,7 @@ class Timeline:
         self._thinned = thinned  # hidden seqs, whose frames may be gone
         self._frames: dict[int, bytes] = {}
         self._bases: dict[int, int] = {}
+        self._chained: set[int] = set()  # bases whose whole chain is here
         for entry in frames:
             if entry.frame is not None:
                 self.add(entry.seq, entry.frame, entry.base)
@@ -138,9 +139,19 @@ class Timeline:
 
     def whole(self, recipe: codec.Recipe) -> bool:
         """True if all frames of a recipe are here."""
-        bases = chain(recipe.base, self._bases)
-        complete = not recipe.base or bool(bases and bases[-1] == recipe.base and not self._bases[bases[0]])
-        return complete and recipe.short == len(self._within(recipe))
+        return self._reaches_a_keyframe(recipe.base) and recipe.short == len(self._within(recipe))
+
+    def _reaches_a_keyframe(self, base: int) -> bool:
+        """True if a chain of bases is here down to its keyframe. Frames are only ever added, so this stays true."""
+        chained: list[int] = []
+        while base and base not in self._chained:
+            chained.append(base)
+            before = self._bases.get(base, base)
+            if before >= base:  # missing, or it names one that is not older
+                return False
+            base = before
+        self._chained.update(chained)
+        return True
 
     def _within(self, recipe: codec.Recipe) -> list[int]:
         seqs = self._seqs()

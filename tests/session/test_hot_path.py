@@ -1,0 +1,26 @@
+"""How many Python calls the verbs make that agents make most: a ceiling, so that they do not grow unnoticed."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.trace import walks
+
+# Calls of functions of the package, and those that enter another module. Raise one only for what is worth its time: a
+# call costs about 0.3 us (`python -m bench.trace -v` lists them).
+CEILINGS = {
+    "checkpoint": (132, 70),
+    "held.checkpoint": (134, 70),
+    "held.checkpoint append=": (160, 70),
+    "get_session": (425, 152),
+    "get_data": (390, 112),
+}
+
+
+@pytest.mark.parametrize("verb", CEILINGS)
+async def test_a_verb_walks_no_further_than_it_did(verb: str) -> None:
+    """A verb makes no more calls in the package, and changes module no more often, than its ceilings say."""
+    walk = (await walks("memory:"))[verb]
+    calls, changes = CEILINGS[verb]
+    assert walk.count <= calls
+    assert walk.crossings.total() <= changes
