@@ -82,6 +82,8 @@ class Log:
             try:
                 return found.value(keys, last or {})
             except Wanting as wanting:
+                if not wanting.seqs:
+                    found.add_chain(headers)
                 for at in wanting.seqs:
                     self.read_bases += 1
                     found.add(at, self.frames[at])

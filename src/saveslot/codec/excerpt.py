@@ -39,7 +39,7 @@ class Scattered(Exception):
 
 
 class Wanting(Exception):
-    """These bases must be read first: `add` them, then ask again."""
+    """These bases must be read first: `add` them, then ask again. If there are none, `add_chain` the headers."""
 
     def __init__(self, seqs: Sequence[int]) -> None:
         super().__init__(seqs)
@@ -95,9 +95,10 @@ class Excerpt:
     def __init__(
         self, recipe: Recipe, digest: bytes, where: str, headers: Mapping[int, Header], shorts: Sequence[bytes]
     ) -> None:
-        """`headers`: of the chain of bases; `shorts`: the short patches of the recipe, oldest first."""
+        """`headers`: at least of the newest base and the one before it; `shorts`: the short patches, oldest first."""
         self._recipe, self._digest, self._where = recipe, digest, where
-        self._headers = headers
+        self._headers: Mapping[int, Header] = {}
+        self._chained = False  # True once the headers are those of the whole chain
         self._frames = shorts
         self._shorts: list[_Layer] = []
         self._bases: dict[int, _Layer] = {}
@@ -105,8 +106,18 @@ class Excerpt:
         self._wanted: set[int] = set()
         if len(shorts) != recipe.short or recipe.base not in headers:
             raise Corrupt(where, "a frame is missing")
+        self._take(headers)
+
+    def add_chain(self, headers: Mapping[int, Header]) -> None:
+        """Take the headers of all bases: what is asked for is not in the newest one alone."""
+        self._take(headers)
+        self._chained = True
+
+    def _take(self, headers: Mapping[int, Header]) -> None:
         if any(header.before and not header.before < seq for seq, header in headers.items()):
-            raise Corrupt(where, "its bases do not descend")
+            raise Corrupt(self._where, "its bases do not descend")
+        self._headers = headers
+        self._chained = all(not header.before or header.before in headers for header in headers.values())
 
     def add(self, seq: int, frame: bytes | Cut | None) -> None:
         """Take a base, verified by its digest and that of the base before it."""
@@ -174,6 +185,8 @@ class Excerpt:
     def _base(self, seq: int) -> _Layer:
         layer = self._bases.get(seq)
         if layer is None:
+            if not self._chained:
+                raise Wanting(())
             if seq in self._wanted:
                 raise Corrupt(self._where, f"its frame {seq} is missing")
             wanted: list[int] = []

@@ -199,11 +199,12 @@ class Lookup:
     ) -> Data:
         key, where = head.row.key, f"checkpoint {head.row.session_id}:{entry.seq}"
         near = await self.store.cut_entries(key, Wanted([(recipe.base, recipe.base), *recipe.ranges], kinds=DATA_KINDS))
-        chained = await self.store.entries(key, Wanted([], kinds=DATA_KINDS, frames=False, chain=recipe.base))
         shorts = [frame for short, frame in near if short.seq != recipe.base and isinstance(frame, bytes)]
-        headers = {base.seq: Header(base.base, base.digest) for base in chained}
+        newest = [base for base, _ in near if base.seq == recipe.base]
+        before = [(base.base, base.base) for base in newest if base.base]
+        older = await self.store.entries(key, Wanted(before, kinds=DATA_KINDS, frames=False)) if before else []
         try:
-            found = Excerpt(recipe, entry.digest, where, headers, shorts)
+            found = Excerpt(recipe, entry.digest, where, _headers([*older, *newest]), shorts)
             fresh = [(base.seq, frame) for base, frame in near if base.seq == recipe.base]
             while True:
                 for seq, frame in fresh:
@@ -212,7 +213,12 @@ class Lookup:
                     return found.value(keys, counts)
                 except Wanting as wanting:
                     wanted = Wanted([(seq, seq) for seq in sorted(wanting.seqs)], kinds=DATA_KINDS)
+                    fresh = []
+                if wanted.ranges:
                     fresh = [(base.seq, frame) for base, frame in await self.store.cut_entries(key, wanted)]
+                else:
+                    chain = Wanted([], kinds=DATA_KINDS, frames=False, chain=recipe.base)
+                    found.add_chain(_headers(await self.store.entries(key, chain)))
         except Corrupt as exc:
             await self._look_again(head, exc)
             raise
@@ -367,3 +373,7 @@ def about_of(row: Row, last: Entry) -> tuple[Data, dict[str, bytes]]:
         why = f"its context is of entry {seq}, but entry {last.about_seq} was the last to change it"
         raise Corrupt(f"session {row.session_id}", why)
     return about, texts
+
+
+def _headers(bases: Iterable[Entry]) -> dict[int, Header]:
+    return {base.seq: Header(base.base, base.digest) for base in bases}
