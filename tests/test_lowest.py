@@ -17,7 +17,7 @@ def test_lowest_versions_are_the_declared_ones():
         *(line for extra in project["optional-dependencies"].values() for line in extra),
     ]
     minimums = {
-        name.partition("[")[0]: version.partition(",")[0]
+        name.partition("[")[0]: re.split("[,;]", version)[0]
         for name, _, version in (line.partition(">=") for line in declared)
         if version
     }
@@ -31,5 +31,5 @@ def test_development_tools_are_not_published():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     services = {"cli", "crypto", "http", "postgres", "server", "stack", "valkey", "yaml"}
-    assert set(extras) == services | {"all", "langgraph", "openai", "testing"}
+    assert set(extras) == services | {"all", "claude", "langgraph", "mcp", "openai", "testing"}
     assert extras["all"] == ["saveslot[cli,postgres,valkey,yaml,crypto]"]

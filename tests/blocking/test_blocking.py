@@ -64,6 +64,8 @@ def test_every_method_of_the_async_manager_is_there_with_the_same_signature():
         "refused",
         "look",
         "heard",
+        "regain",
+        "end",
         "give_back",
         "release_soon",
         "write_record",
