@@ -45,6 +45,11 @@ def test_claude_agent(reader):
     Page("docs/frameworks/claude-agent.md").run()
 
 
+def test_agent_framework(reader):
+    """docs/frameworks/agent-framework.md runs; its function is not called, since that takes a model."""
+    Page("docs/frameworks/agent-framework.md").run()
+
+
 def test_mcp(reader):
     """docs/frameworks/mcp.md runs from top to bottom."""
     Page("docs/frameworks/mcp.md").run()
