@@ -7,13 +7,17 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -83,26 +87,25 @@ def test_demo_claims_are_true(tmp_path):
         looked = subprocess.run(["sh", "-c", line], check=True, capture_output=True, text=True, timeout=60)
         assert looked.stdout.strip()
     assert f"{killed[3]}-again" in asyncio.run(logs(url))
+    [serve] = re.findall(r"in a browser.*:\n(.*)", done.stdout)
+    assert shlex.split(serve)[-3:] == ["serve", "--store", str(file)]
 
 
-@pytest.mark.parametrize("activated", [False, True])
-def test_fast_demo_keeps_its_store(tmp_path, monkeypatch, activated):
+def test_fast_demo_keeps_its_store(tmp_path, monkeypatch):
     """Without --store it makes a file, says where, and leaves nothing else behind; the claims hold at speed, too.
 
-    The commands to look around name the program as the shell finds it: by its path if no environment is activated.
+    Without an activated environment, the commands to look around name the program by its path.
     """
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    scripts = str(Path(sys.executable).parent)
     paths = [path for path in os.environ["PATH"].split(":") if not (Path(path) / "saveslot").exists()]
-    monkeypatch.setenv("PATH", ":".join([scripts, *paths] if activated else paths))
-    script = f"{scripts}/saveslot"
-    printed = "saveslot" if activated else script
+    monkeypatch.setenv("PATH", ":".join(paths))
+    script = f"{Path(sys.executable).parent}/saveslot"
     done = subprocess.run([script, "demo", "--fast"], check=False, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     [folder] = [path for path in tmp_path.iterdir() if path.name.startswith("saveslot-")]
     assert f"its store is {folder}/demo.db" in done.stdout
     name, _, _ = done.stdout.partition("look around:\n")[2].partition(" log ")
-    assert name.strip() == printed
+    assert name.strip() == script
     assert len(asyncio.run(logs(f"sqlite:///{folder}/demo.db"))) == 6
 
 
@@ -132,6 +135,52 @@ def test_visitor_kills_and_restarts_agents(terminal, tmp_path):
     assert set(booked.values()) == {1}
     assert all(lines[-1].kind == "completed" for lines in asyncio.run(logs(f"sqlite:///{file}")).values())
     assert agents() == []
+
+
+def fetched(url: str, path: str) -> bytes:
+    connection = HTTPConnection(urlsplit(url).netloc, timeout=60)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read()
+    finally:
+        connection.close()
+
+
+def test_page_beside_the_story_until_ctrl_c(tmp_path, monkeypatch):
+    """With --page the page answers from before the story begins until Ctrl-C, and the store is kept.
+
+    In an activated environment the printed commands name the program alone.
+    """
+    scripts = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", f"{scripts}:{os.environ['PATH']}")
+    file = tmp_path / "demo.db"
+    argv = [f"{scripts}/saveslot", "demo", "--fast", "--page", "--store", f"sqlite:///{file}", "--namespace", "trips"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+        try:
+            words, url = demo.stdout.readline().rsplit(maxsplit=1)
+            assert words == "watch it at"
+            assert url.endswith("/?ns=trips")
+            assert b"<title>" in fetched(url, "/")
+            printed = "".join(iter(demo.stdout.readline, f"the page is at {url} until Ctrl-C\n"))
+            assert "nothing lost, nothing done twice" in printed
+            assert "look around:\n  saveslot log " in printed
+            assert json.loads(fetched(url, "/v1/sessions/facets?ns=trips"))["by_state"]["completed"] == 6
+            demo.send_signal(signal.SIGINT)
+            assert (demo.wait(60), demo.stderr.read()) == (0, "")
+        finally:
+            demo.kill()
+    with pytest.raises(ConnectionRefusedError):
+        fetched(url, "/")
+    assert file.exists()
+
+
+def test_page_says_what_it_needs(run, monkeypatch):
+    """Without the server's extra, --page says how to install it; with --json, which ends, it is refused."""
+    assert "leave --json out" in run("demo", "--page", "--json").err
+    monkeypatch.setattr("saveslot.cli.demo.page.find_spec", lambda _: None)
+    answer = run("demo", "--page")
+    assert answer.code == 2
+    assert "pip install 'saveslot[server]'" in answer.err
 
 
 @pytest.mark.faults

@@ -179,7 +179,7 @@ COMMANDS: dict[str, dict[str, Command]] = {
         "demo": Command(
             "demo",
             "Watch workers finish a killed agent's work, with every effect done once.",
-            ("demo", "demo --fast", "demo --stack"),
+            ("demo", "demo --fast", "demo --page", "demo --stack"),
         ),
         "serve": Command(
             "serve",

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,6 +29,7 @@ from saveslot.stores import sqlite_url
 from saveslot.values.checks import Data
 
 if TYPE_CHECKING:
+    from saveslot.cli.demo.page import Page
     from saveslot.cli.demo.stage import Place, Stage, Tempo, Trip
     from saveslot.cli.demo.story import Claim
 
@@ -39,42 +40,65 @@ async def demo(
     *,
     stack: Annotated[bool, Flag("Run on a private PostgreSQL and Valkey, started from wheels.")] = False,
     fast: Annotated[bool, Flag("Play it in about 10 seconds.")] = False,
+    page: Annotated[bool, Flag("Serve the web page beside it, until Ctrl-C.")] = False,
     common: Common = COMMON,
 ) -> None:
+    from saveslot.cli.demo.page import INSTALL, installed
     from saveslot.cli.demo.stage import FAST, USUAL
 
     if os.name != "posix":
         raise Misuse("demo: it stops and continues processes by signals, which this system does not have")
     if stack and common.store is not None:
         raise Misuse("demo: --stack starts a store of its own; leave --store out")
+    if page and common.json:
+        raise Misuse("demo: --page serves until Ctrl-C; leave --json out")
+    if page and not installed():
+        raise Misuse(f"demo: --page needs the extra: {INSTALL}")
     with tempfile.TemporaryDirectory(prefix="saveslot-agents-") as folder:
-        if await until_terminated(_played(common, Path(folder), FAST if fast else USUAL, stack=stack)):
+        if await until_terminated(_played(common, Path(folder), FAST if fast else USUAL, stack=stack, paged=page)):
             raise SystemExit(TERMINATED)
 
 
-async def _played(common: Common, folder: Path, tempo: Tempo, *, stack: bool) -> None:
-    with _servers(folder) if stack else _file(common) as place:
+async def _played(common: Common, folder: Path, tempo: Tempo, *, stack: bool, paged: bool) -> None:
+    from saveslot.cli.demo.page import page
+
+    async with AsyncExitStack() as ending:
+        place = ending.enter_context(_servers(folder) if stack else _file(common))
+        served: Page | None = None
+        if paged:
+            namespace = str(common.settings["namespace"].value)
+            served = await ending.enter_async_context(page(place, namespace, folder))
+            common.screen.lines([line(("watch it at ", ""), (served.url, "bold")), Line()])
+            sys.stdout.flush()
         trip, good = await _shown(common, place, folder, tempo)
         if not common.json:
-            _look_around(common, place, trip)
+            _look_around(common, place, trip, served)
+        if served is not None:
+            await served.until_stopped()
     if not good:
         raise SystemExit(1)
 
 
-def _look_around(common: Common, place: Place, trip: str) -> None:
+def _look_around(common: Common, place: Place, trip: str, served: Page | None) -> None:
     """Print commands to look around, each on a line of its own however narrow the terminal: they are to be copied."""
+    from saveslot.cli.demo.page import INSTALL, installed
+
     screen = common.screen
     screen.lines([Line()])
     if place.file is None:
         screen.lines([line(("on your own servers: saveslot.open('postgresql://…', hot='valkey://…')", DIM))])
     else:
         screen.lines([line((f"its store is {place.file}; look around:", ""))])
-        at = ["--store", str(place.file.absolute())]
-        if common.namespace is not None:
-            at += ["--namespace", common.namespace]
+        store = ["--store", str(place.file.absolute())]
+        at = store if common.namespace is None else [*store, "--namespace", common.namespace]
         for words in (["log", trip, "--all"], ["steps", trip], ["fork", f"{trip}@planned", "--as", f"{trip}-again"]):
             print(f"  {_program()} {shlex.join([*words, *at])}")
+        screen.lines([line(("in a browser:" if installed() else f"in a browser ({INSTALL}):", ""))])
+        print(f"  {_program()} {shlex.join(['serve', *store])}")
     screen.lines([line((f"the agent's code: {AGENT}", DIM))])
+    if served is not None:
+        screen.lines([line(("the page is at ", ""), (served.url, "bold"), (" until Ctrl-C", ""))])
+        sys.stdout.flush()
 
 
 def _program() -> str:
