@@ -8,10 +8,10 @@ TESTED := cli,stack,yaml,crypto,testing,server,http
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # `make -j check` goes step by step too
-.PHONY: help demo stack test test-faults test-long test-lowest test-adapters test-page check lint types types-page page-pictures layers format bench pages docs clean
+.PHONY: help demo stack test test-faults test-long test-lowest test-adapters test-page test-typescript check lint types types-page types-typescript page-pictures layers format bench pages docs clean
 
 help:
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.core ## see an agent killed, its work finished, and nothing done twice
 	@$(BIN)/saveslot demo
@@ -45,6 +45,16 @@ test-page: .venv-page/.done ## the web page: its modules in Node, its screens in
 	@node --test --test-reporter=dot tests/page/js
 	@.venv-page/bin/pytest tests/page
 
+# Its declarations are compared with those that are here, so the version is fixed.
+TSC = npx --yes --package typescript@5.9.3 tsc --project clients/typescript
+
+test-typescript: .venv/.dev ## the TypeScript client: its types, and in Node against a real server (Node and npx must be there)
+	@$(TSC)
+	@cmp build/typescript/saveslot.d.mts clients/typescript/saveslot.d.mts || { echo "run: make types-typescript"; exit 1; }
+	@$(BIN)/pytest tests/docs/test_generated.py -k typescript
+	@PATH="$(CURDIR)/$(BIN):$$PATH" node --test --test-reporter=dot --test-timeout=60000 \
+		clients/typescript/saveslot.test.mjs
+
 check: lint types layers test test-faults ## all that must pass before a commit
 
 lint: .venv/.dev ## ruff: rules and format
@@ -63,6 +73,10 @@ page-pictures: .venv-page/.done ## take the pictures of docs/page anew
 types-page: ## the JSDoc types of the web page, by TypeScript, which npx brings
 	@npx --yes --package typescript tsc --noEmit --allowJs --checkJs --strict --target es2022 --module es2022 \
 		--moduleResolution bundler --lib es2023,dom,dom.iterable src/saveslot/server/page/app.js
+
+types-typescript: .venv/.dev ## write the types of the TypeScript client anew
+	@$(BIN)/python clients/typescript/make_types.py
+	@$(TSC) && cp build/typescript/saveslot.d.mts clients/typescript
 
 layers: .venv/.dev ## import-linter: calls go down only
 	@$(BIN)/lint-imports --no-logo

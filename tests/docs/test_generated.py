@@ -18,10 +18,10 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def script():
-    """A script of docs/ as a module."""
+    """A script, by default of docs/, as a module."""
 
-    def load(name: str):
-        spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+    def load(name: str, folder: str = "docs"):
+        spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / folder / f"{name}.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
@@ -67,6 +67,12 @@ def test_diagrams_match_their_script(script):
         drawn = (module.FOLDER / f"{each.__name__}.svg").read_text()
         assert drawn == module.drawn(each), "run: python docs/make_diagrams.py"
         assert re.findall(r"(?:href|src)\s*=|url\((?!#)", drawn) == []
+
+
+def test_types_of_the_typescript_client_match_the_server(script):
+    """The TypeScript client's types equal what its script makes of the server's OpenAPI document."""
+    module = script("make_types", "clients/typescript")
+    assert module.FILE.read_text() == module.text(), "run: make types-typescript"
 
 
 def test_site_has_every_page_and_no_dead_link(script, tmp_path, monkeypatch):

@@ -81,6 +81,7 @@ def document(routes: Sequence[Route]) -> Data:
     """Return the description of these routes."""
     routes = sorted(filter(_is_described, routes), key=lambda route: (route.path, route.method))
     bodies = [kind for route in routes for kind in (route.takes, route.gives) if kind is not None]
+    bodies += [kind for route in routes for kind in route.sends.values()]
     queries = [route.query for route in routes if route.query is not None]
     kinds = [*bodies, Problem, *queries]
     schemas, components = _renamed(msgspec.json.schema_components(kinds, ref_template=REF))
@@ -204,7 +205,8 @@ def _asked(query: Data | None) -> Iterable[Data]:
 def _responses(route: Route, kinds: dict[int, Data]) -> Data:
     success: Data = {"description": HTTPStatus(route.status).phrase}
     if route.streams and route.gives is None:
-        success["content"] = {EVENTS: {"schema": {"type": "string"}}}
+        sent = {event: kinds[id(kind)] for event, kind in route.sends.items()}
+        success["content"] = {EVENTS: {"schema": {"type": "string"}, "x-events": sent}}
     elif route.gives is not None:
         success["content"] = {JSON: {"schema": kinds[id(route.gives)]}}
     answers: dict[int, Data] = {route.status: success}

@@ -5,7 +5,8 @@ A door is a module with a list of `Route`; `TABLE` joins them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
@@ -46,6 +47,7 @@ class Route(NamedTuple):
     namespaced: bool = True
     long: bool = False  # a job that may take minutes
     streams: bool = False  # no deadline: the answer goes on until either side ends it
+    sends: Mapping[str, Any] = MappingProxyType({})  # of server-sent events: the type of the data, by event
     headers: Sequence[Header] = ()  # of the request, that it reads
     finds: bool = True  # with {id} in its path: the session has to exist
     errors: Sequence[str] = ()  # error codes beside those of every route, for OpenAPI

@@ -11,15 +11,17 @@ from collections import Counter
 from contextlib import closing
 from http.client import HTTPConnection
 
+import msgspec
 import pytest
 
 import saveslot
 from saveslot.server.feeds import ROOM, Filter, Listener, feed_of
+from saveslot.server.v1.events import SENT
 from tests.server.conftest import Served, serving
 
 
 class Stream:
-    """A client of server-sent events."""
+    """A client of server-sent events, which have the types that OpenAPI names."""
 
     def __init__(self, served: Served, path: str = "/v1/events", **headers: str) -> None:
         self._connection = HTTPConnection(served.address, timeout=60)
@@ -38,7 +40,11 @@ class Stream:
                 continue
             self.last = fields.get("id", self.last)
             if "data" in fields:
-                yield fields["event"], json.loads(fields["data"])
+                data = json.loads(fields["data"])
+                if fields["event"] in SENT:
+                    sent = msgspec.convert(data, SENT[fields["event"]])
+                    assert data.keys() == set(sent.__struct_fields__)
+                yield fields["event"], data
             fields = {}
 
     def take(self, count: int) -> list[dict]:

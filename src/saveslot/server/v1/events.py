@@ -26,6 +26,7 @@ from saveslot.server.call import Call, encoded
 from saveslot.server.digests import Digest, as_interval
 from saveslot.server.feeds import Feed, Filter, Listener, News, feed_of
 from saveslot.server.routes import Header, Route
+from saveslot.server.v1.answers import Time
 from saveslot.server.v1.conditions import newest
 from saveslot.stores.wire.loops import running
 
@@ -54,6 +55,33 @@ class WatchingAll(Watching, kw_only=True):
     digest: Annotated[
         str | None, Meta(description="`1s`: instead of entries one `event: digest` that often, if something is new.")
     ] = None
+
+
+class Appended(Struct):
+    """An entry that was appended, and what its session is like now. `owner`: the worker that holds it."""
+
+    cursor: str
+    session_id: str
+    seq: int
+    kind: str
+    name: str
+    timestamp: Time
+    agent_type: str
+    state: Annotated[str, Meta(description="A state of sessions, or `deleted`.")]
+    owner: str | None
+    bytes: Annotated[int | None, Meta(description="Null if it was not read.")]
+
+
+class Skipped(Struct):
+    """How many events `max_rate` left out."""
+
+    n: int
+
+
+class Reset(Struct):
+    """The events after the cursor are gone, and the stream goes on from now: load what you show again."""
+
+    message: str
 
 
 class EventStream(Response):
@@ -225,6 +253,9 @@ def _joined(news: list[News], listener: Listener) -> bytes:
     return b"".join(item.text for item in wanted)
 
 
+# `owners=` and `digest=` send others beside these.
+SENT = {"entry": Appended, "skipped": Skipped, "reset": Reset}
+
 ROUTES = [
     Route(
         "GET",
@@ -235,6 +266,7 @@ ROUTES = [
         query=WatchingAll,
         headers=(SINCE,),
         streams=True,
+        sends=SENT,
         tag=TAG,
         description="Without Last-Event-ID the stream begins now.",
     ),
@@ -247,6 +279,7 @@ ROUTES = [
         query=Watching,
         headers=(SINCE,),
         streams=True,
+        sends=SENT,
         tag=TAG,
         description="Without Last-Event-ID the stream begins now.",
     ),
