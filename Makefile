@@ -116,7 +116,7 @@ clean: ## remove the environment, caches and builds
 	@test -f $@ && $(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear .venv # half made: start over
 	@echo "installing saveslot into .venv (once)"
 	@$(PIP) --upgrade 'pip>=25.1'
-	@$(PIP) --editable '.[cli]'
+	@$(PIP) --editable '.[cli,server]'
 	@touch $@
 
 .venv/.stack: .venv/.core
