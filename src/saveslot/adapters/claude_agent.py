@@ -121,9 +121,9 @@ class SaveslotSessionStore:
         """List the main transcripts of a project, with the time of their newest entry in milliseconds."""
 
         async def listed(sessions: SessionManager) -> list[SessionStoreListEntry]:
-            found = _found(sessions, {PROJECT: _fit(project_key)})
+            matches = _found(sessions, {PROJECT: _fit(project_key)})
             return [
-                {"session_id": session.context["session_id"], "mtime": _changed(session)} async for session in found
+                {"session_id": session.context["session_id"], "mtime": _changed(session)} async for session in matches
             ]
 
         return await self._access.call(listed)

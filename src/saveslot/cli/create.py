@@ -64,5 +64,5 @@ async def label(
         session = await target.find_session(sessions, what, changes=True)
         before = dict(session.labels)
         session = await decided(sessions, session, relabel, lambda session: session.labels != before, seen)
-    shown = "  ".join(f"{name}={value}" for name, value in session.labels.items()) or "no labels"
-    screen.answer(session, [line((short(session.session_id, screen), "bold"), (f"  {shown}", ""))])
+    text = "  ".join(f"{name}={value}" for name, value in session.labels.items()) or "no labels"
+    screen.answer(session, [line((short(session.session_id, screen), "bold"), (f"  {text}", ""))])

@@ -49,11 +49,11 @@ async def records(
 ) -> None:
     async with common.sessions() as sessions:
         session = await target.find_session(sessions, what)
-        found = await sessions.records(session.session_id, name=name, after=after)
-    common.screen.answer(found, _listed(found))
+        page = await sessions.records(session.session_id, name=name, after=after)
+    common.screen.answer(page, _listed(page))
 
 
-def _listed(found: Sequence[Record]) -> Iterator[Part]:
+def _listed(page: Sequence[Record]) -> Iterator[Part]:
     columns = [Column("SEQ", right=True), Column("TIME"), Column("NAME", name=True), Column("VALUE", wide=True)]
     rows: list[list[Cell]] = [
         [
@@ -62,6 +62,6 @@ def _listed(found: Sequence[Record]) -> Iterator[Part]:
             one.name,
             codec.encode(one.value, "value", codec.ANY_SIZE, depth=-1)[0].decode(),
         ]
-        for one in found
+        for one in page
     ]
     yield Table(columns, rows)

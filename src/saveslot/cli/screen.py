@@ -182,10 +182,10 @@ def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[Span]], width:
     needs = [max(len(c.title), *(cell_len(clean(row[n][0])) for row in rows), 0) for n, c in enumerate(columns)]
     if sum(need + GAP for need in needs) > width:
         needs = [min(need, WIDEST_CELL) for need in needs]
-    shown, needs = _fitting(needs, columns, width)
-    left = width - sum(needs[n] + GAP for n in shown if not columns[n].wide)
+    kept, needs = _fitting(needs, columns, width)
+    left = width - sum(needs[n] + GAP for n in kept if not columns[n].wide)
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, GAP, 0, 0))
-    for n in shown:
+    for n in kept:
         column, justify = columns[n], "right" if columns[n].right else "left"
         most = left if column.wide else needs[n]
         least = None if column.wide or left < 0 else most
@@ -194,7 +194,7 @@ def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[Span]], width:
             column.title, justify=justify, no_wrap=not column.id, overflow=overflow, min_width=least, max_width=most
         )
     for row in rows:
-        table.add_row(*(_text((_end(row[n], left) if columns[n].newest_last else row[n],)) for n in shown))
+        table.add_row(*(_text((_end(row[n], left) if columns[n].newest_last else row[n],)) for n in kept))
     return table
 
 
@@ -203,20 +203,20 @@ def _fitting(widths: Sequence[int], columns: Sequence[Column], width: int) -> tu
 
     Ids, states, numbers and times are never shortened.
     """
-    shown = list(range(len(columns)))
+    kept = list(range(len(columns)))
     while True:
         needs = list(widths)
-        room = width - sum(GAP + needs[n] for n in shown if not columns[n].wide)
+        room = width - sum(GAP + needs[n] for n in kept if not columns[n].wide)
         if room < LEAST:
-            shown = [n for n in shown if not columns[n].wide]
-        names = [n for n in shown if columns[n].name]
+            kept = [n for n in kept if not columns[n].wide]
+        names = [n for n in kept if columns[n].name]
         while names and room < 0 and needs[longest := max(names, key=needs.__getitem__)] > LEAST:
             needs[longest] -= 1
             room += 1
-        spare = max(shown, key=lambda n: columns[n].spare)
+        spare = max(kept, key=lambda n: columns[n].spare)
         if room >= 0 or not columns[spare].spare:
-            return shown, needs
-        shown.remove(spare)
+            return kept, needs
+        kept.remove(spare)
 
 
 def _end(cell: Span, width: int) -> Span:

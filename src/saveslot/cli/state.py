@@ -163,8 +163,8 @@ def _compact(value: Any) -> Spans | None:
 
 def text_lines(text: str, fold: Fold, style: str = TEXT) -> Iterator[Spans]:
     """A long text line by line, up to the fold."""
-    shown = text[: fold.characters]
-    lines = shown.splitlines()[: fold.lines] or [""]
+    beginning = text[: fold.characters]
+    lines = beginning.splitlines()[: fold.lines] or [""]
     shown_length = sum(len(line) + 1 for line in lines)
     left = len(text) - shown_length
     if left <= fold.characters // 8 and len(lines) < fold.lines:  # a short rest is not worth a fold
@@ -279,11 +279,11 @@ def _call(name: Any, arguments: Any) -> Spans:
 
 def _rest(data: Mapping[str, Any]) -> str:
     """The other keys of a message, abbreviated."""
-    shown = {"role", "content", "parts", "tool_calls", "output"}
-    shown |= {"type", "name", "arguments"} if "function_call" in str(data.get("type")) else set()
+    known = {"role", "content", "parts", "tool_calls", "output"}
+    known |= {"type", "name", "arguments"} if "function_call" in str(data.get("type")) else set()
     if "role" not in data:
-        shown.add("type")
-    others = {key: value for key, value in data.items() if key not in shown and value not in (None, "", [], {})}
+        known.add("type")
+    others = {key: value for key, value in data.items() if key not in known and value not in (None, "", [], {})}
     return "  ".join(f"{key}={flat(bare(value), 32)}" for key, value in others.items())
 
 

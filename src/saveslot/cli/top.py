@@ -123,9 +123,9 @@ class Activity:
             self._seconds.append((second, Counter()))
         self._seconds[-1][1][id] += 1
 
-    async def last(self, sessions: SessionManager, shown: Sequence[AgentSession]) -> dict[str, str]:
+    async def last(self, sessions: SessionManager, listed: Sequence[AgentSession]) -> dict[str, str]:
         """The name of each session's newest checkpoint: read once, then kept up to date by the feed."""
-        for session in shown:
+        for session in listed:
             if session.session_id not in self._last:
                 self._last[session.session_id] = await _last_checkpoint(sessions, session.session_id)
         return self._last
@@ -163,10 +163,10 @@ async def _live(
             newest = await _newest(sessions)
             if look % COUNT_EVERY == 0:
                 stats = await sessions.stats()
-            shown = newest[: max(3, screen.console.height - 6)]
-            last = await activity.last(sessions, shown)
-            parts = [*_totals(newest, stats, activity), _table(shown, last, activity, screen)]
-            live.update(_group(parts, len(newest) - len(shown)), refresh=True)
+            listed = newest[: max(3, screen.console.height - 6)]
+            last = await activity.last(sessions, listed)
+            parts = [*_totals(newest, stats, activity), _table(listed, last, activity, screen)]
+            live.update(_group(parts, len(newest) - len(listed)), refresh=True)
             with suppress(TimeoutError):
                 async with asyncio.timeout(every):
                     await over.wait()
@@ -203,10 +203,10 @@ def _totals(sessions: Sequence[AgentSession], stats: Data, activity: Activity) -
 
 
 def _table(
-    shown: Sequence[AgentSession], last: Mapping[str, str], activity: Activity, screen: Screen
+    listed: Sequence[AgentSession], last: Mapping[str, str], activity: Activity, screen: Screen
 ) -> RenderableType:
-    ids = short_ids([session.session_id for session in shown])
-    users, held = (any(getattr(session, part) for session in shown) for part in ("user_id", "owner"))
+    ids = short_ids([session.session_id for session in listed])
+    users, held = (any(getattr(session, part) for session in listed) for part in ("user_id", "owner"))
     columns = [Column("STATE"), Column("ID", id=True), Column("AGENT", name=True, spare=3)]
     columns += [Column("USER", name=True, spare=7)] * users + [Column("OWNER", name=True, spare=2)] * held
     columns += [Column("AGE", right=True, spare=6), Column("SEEN", right=True, spare=4)]
@@ -217,7 +217,7 @@ def _table(
         Column(f"LAST {DRAWN} S", wide=True, newest_last=True),
     ]
     rows: list[list[tuple[str, str]]] = []
-    for session in shown:
+    for session in listed:
         drawn = activity.drawn(session.session_id)
         busy = any(drawn)
         cells: list[Cell] = [state_cell(session, screen), (ids[session.session_id], "bold" if busy else "")]

@@ -128,15 +128,15 @@ def opened(frame: Frame) -> Head:
 
 def sizes_of(frame: bytes) -> Sequence[int]:
     """Return the stored bytes of each block that the head of a frame names."""
-    found = unpack(frame)
-    return opened(found).sizes if found.long else ()
+    parsed = unpack(frame)
+    return opened(parsed).sizes if parsed.long else ()
 
 
 def check_blocks(frame: bytes) -> None:
     """Raise `Corrupt` unless the blocks are those that the head vouches for."""
-    found = unpack(frame)
-    if found.long:
-        Blocks.of(opened(found), frame, found.end).check()
+    parsed = unpack(frame)
+    if parsed.long:
+        Blocks.of(opened(parsed), frame, parsed.end).check()
 
 
 class Blocks:

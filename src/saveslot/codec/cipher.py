@@ -117,8 +117,8 @@ class Keyring:
         key_id = key_id or self.newest
         base = self._labels.get((key_id, namespace))
         if base is None:
-            made = hmac.digest(self._keys[key_id], b"saveslot labels " + namespace.encode(), "sha256")
-            base = self._labels[key_id, namespace] = made
+            mac = hmac.digest(self._keys[key_id], b"saveslot labels " + namespace.encode(), "sha256")
+            base = self._labels[key_id, namespace] = mac
         return {_hidden(base, b"name", name): _hidden(base, b"value", name, value) for name, value in labels.items()}
 
 

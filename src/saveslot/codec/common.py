@@ -43,10 +43,10 @@ class Search:
         near = stop - start <= NEAR
         done = start
         while stop - done >= WORTH_COPYING and self._copies < MAX_COPIES and self._spent < limit:
-            found = self._find(key, new, done, stop, at, limit, near=near)
-            if found is None:
+            place = self._find(key, new, done, stop, at, limit, near=near)
+            if place is None:
                 break
-            there, source, here, length = found
+            there, source, here, length = place
             if there > done:
                 parts.append(bytes(new[done:there]))
             parts.append(Copy(source, here, length))

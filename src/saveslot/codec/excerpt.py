@@ -51,10 +51,10 @@ class _Layer:
 
     def __init__(self, frame: bytes | Cut) -> None:
         stored = frame.head if isinstance(frame, Cut) else frame
-        found = unpack(stored)
-        self.head: Head = opened(found)
-        self.patch, self.tagged = found.patch, found.tagged
-        self.raw = len(found.body) + (self.head.literal if found.long else 0)
+        parsed = unpack(stored)
+        self.head: Head = opened(parsed)
+        self.patch, self.tagged = parsed.patch, parsed.tagged
+        self.raw = len(parsed.body) + (self.head.literal if parsed.long else 0)
         # Also where its literals start in the blocks, and the length of the new text.
         self.changes: dict[str, tuple[Change, int, int]] = {}
         at = 0
@@ -65,9 +65,9 @@ class _Layer:
         self._ends: dict[str, tuple[list[int], list[int]]] = {}
         self._blocks: Blocks | None = None
         if isinstance(frame, Cut):
-            self._blocks = Blocks(self.head, frame.stored) if found.long else None
-        elif found.long:
-            self._blocks = Blocks.of(self.head, frame, found.end)
+            self._blocks = Blocks(self.head, frame.stored) if parsed.long else None
+        elif parsed.long:
+            self._blocks = Blocks.of(self.head, frame, parsed.end)
 
     def ends(self, key: str) -> tuple[list[int], list[int]]:
         """Return where the front and each part of a change end, and the bytes of its literals up to there."""
@@ -155,12 +155,12 @@ class Excerpt:
         tagged = self._tagged
         try:
             names = self._keys() if keys is None else self._ordered([*dict.fromkeys([*keys, *last])])
-            found = self._lengths(names)
+            lengths = self._lengths(names)
             return {
                 key: self._last(key, length, last[key])
                 if key in last
                 else decode(self._read(key, 0, length), tagged=tagged)
-                for key, length in found.items()
+                for key, length in lengths.items()
             }
         except Corrupt as exc:
             raise Corrupt(self._where, exc.reason) from exc
@@ -175,10 +175,10 @@ class Excerpt:
 
     def _lengths(self, keys: Collection[str]) -> dict[str, int]:
         """Return the lengths of the texts of these keys, as far as they are there."""
-        found = {key: length for key in keys if (length := self._length(self._top, key)) is not None}
-        if sum(found.values()) > self._recipe.weight:
+        lengths = {key: length for key in keys if (length := self._length(self._top, key)) is not None}
+        if sum(lengths.values()) > self._recipe.weight:
             raise Corrupt("a frame", "holds more than its recipe names")
-        return found
+        return lengths
 
     # Frames
 
@@ -224,17 +224,17 @@ class Excerpt:
             if layer.table:
                 if key not in layer.table:
                     return None
-                found = seq - layer.table[key].back
-                if found >= seq:
+                older = seq - layer.table[key].back
+                if older >= seq:
                     raise Corrupt("a frame", "has a table that does not fit it")
-                seq = found
+                seq = older
             else:
                 seq = before
         return None
 
     def _length(self, level: _Level, key: str) -> int | None:
-        found = self._before(level, key) if level else None
-        return None if found is None else found[0].changes[key][2]
+        older = self._before(level, key) if level else None
+        return None if older is None else older[0].changes[key][2]
 
     def _ordered(self, keys: Collection[str]) -> Collection[str]:
         """Return these keys in the order of the state, if that is known without reading further bases."""
@@ -283,10 +283,10 @@ class Excerpt:
         self, level: _Level, key: str, start: int, stop: int
     ) -> Iterator[_Below | tuple[int, bytes | bytearray]]:
         """Yield where these bytes come from: texts before, or literal bytes, each with its place in the range."""
-        found = self._before(level, key) if level else None
-        if found is None or stop > found[0].changes[key][2]:
+        older = self._before(level, key) if level else None
+        if older is None or stop > older[0].changes[key][2]:
             raise Corrupt("a frame", "names bytes that are not there")
-        layer, below, _ = found
+        layer, below, _ = older
         change, literal, length = layer.changes[key]
         if start < change.front:
             yield _Below(below, key, start, min(stop, change.front), 0)
@@ -318,10 +318,10 @@ class Excerpt:
             count += 1
             if count > MAX_PIECES:
                 raise Scattered
-            found = self._before(level, name) if level else None
-            if found is None:
+            older = self._before(level, name) if level else None
+            if older is None:
                 continue
-            layer, below, _ = found
+            layer, below, _ = older
             change, _, length = layer.changes[name]
             own = [*accumulate(change.marks)]
             marks += [mark + moved for mark in own[bisect_left(own, begin) : bisect_left(own, end)]]
@@ -361,13 +361,13 @@ class _Below(NamedTuple):
 
 def excerpt(value: Mapping[str, Any], keys: Collection[str] | None, last: Mapping[str, int]) -> dict[str, Any]:
     """Return the same from a whole state."""
-    found = {key: item for key, item in value.items() if keys is None or key in keys or key in last}
+    chosen = {key: item for key, item in value.items() if keys is None or key in keys or key in last}
     for key, count in last.items():
-        if key in found:
-            if not isinstance(found[key], list):
+        if key in chosen:
+            if not isinstance(chosen[key], list):
                 raise not_a_list(key)
-            found[key] = found[key][-count:] if count else []
-    return found
+            chosen[key] = chosen[key][-count:] if count else []
+    return chosen
 
 
 def not_a_list(key: str) -> InvalidInput:

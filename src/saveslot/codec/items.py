@@ -23,15 +23,15 @@ def tail(text: Text, count: int) -> tuple[int, int]:
     window = WINDOW
     while True:
         start = max(1, end - window)
-        found = _starts(text, start, end, count, whole=start == 1)
-        if found is not None:
-            return found
+        place = _starts(text, start, end, count, whole=start == 1)
+        if place is not None:
+            return place
         window *= 2
 
 
 def _starts(text: Text, start: int, end: int, count: int, *, whole: bool) -> tuple[int, int] | None:
     """Look at one window; None if more of the text is needed."""
-    depth, found, quoted = 0, 0, False
+    depth, passed, quoted = 0, 0, False
     for match in reversed([*_marks(text, start, end)]):
         mark, at = text[match.start()], match.start()
         if mark == 0x22:  # noqa: PLR2004  (a quote)
@@ -44,10 +44,10 @@ def _starts(text: Text, start: int, end: int, count: int, *, whole: bool) -> tup
         elif mark in b"[{":
             depth -= 1
         elif not depth:
-            found += 1
-            if found == count:
+            passed += 1
+            if passed == count:
                 return at + 1, count
-    return (1, found + 1) if whole else None
+    return (1, passed + 1) if whole else None
 
 
 def _escaped(text: Text, at: int) -> bool:

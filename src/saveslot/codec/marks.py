@@ -51,11 +51,11 @@ def mark(marks: Sequence[int], before: int, change: Change, text: Text) -> list[
 
 def starts(text: Text, start: int, stop: int) -> list[int]:
     """Return commas between items, about every 8 KB. `start` and `stop` are commas too, or the list's brackets."""
-    found: list[int] = []
+    places: list[int] = []
     at = last = start
     for item in items_of(b"[%b]" % text[start + 1 : stop]):
         at += len(memoryview(item)) + 1
         if at - last >= EVERY and at < stop:
-            found.append(at)
+            places.append(at)
             last = at
-    return found
+    return places

@@ -71,10 +71,10 @@ def _kind_of_change(what: int | None) -> str:
 
 def _of_checkpoint(frame: Frame) -> tuple[bytes, dict[str, Any], Sequence[int]]:
     try:
-        found = _unpack(frame.body)
+        parsed = _unpack(frame.body)
     except (ValueError, RecursionError) as exc:
         raise Corrupt("a note", "is not what Saveslot writes") from exc
-    return found.text, found.keys, found.more
+    return parsed.text, parsed.keys, parsed.more
 
 
 class _Note(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

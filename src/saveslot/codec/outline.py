@@ -49,8 +49,8 @@ def outline(texts: Mapping[str, Text], path: str, *, tagged: bool, depth: int, l
     kind = _kind(at, tagged=tagged)
     if kind == "object":
         members = list(_members(at).items())
-        shown = {key: _shown(bytes(raw), depth - 1, tagged=tagged) for key, raw in members[start : start + limit]}
-        return Outline(shown, kind, len(members), len(at), start, _next(start + limit, len(members)))
+        cut = {key: _shown(bytes(raw), depth - 1, tagged=tagged) for key, raw in members[start : start + limit]}
+        return Outline(cut, kind, len(members), len(at), start, _next(start + limit, len(members)))
     if kind == "list":
         items = _items(at)
         values = [_shown(bytes(raw), depth - 1, tagged=tagged) for raw in items[start : start + limit]]

@@ -118,11 +118,11 @@ def _middle(change: Change, texts: Texts, literal: Callable[[int], Text]) -> Tex
     if len(change.parts) == 1 and not isinstance(change.parts[0], Copy):
         part = change.parts[0]
         return literal(part) if isinstance(part, int) else part
-    found: list[Text] = []
+    middles: list[Text] = []
     for part in change.parts:
         if isinstance(part, Copy):
             with memoryview(texts[part.key]) as view:
-                found.append(bytes(view[part.offset : part.offset + part.length]))
+                middles.append(bytes(view[part.offset : part.offset + part.length]))
         else:
-            found.append(literal(part) if isinstance(part, int) else part)
-    return b"".join(found)
+            middles.append(literal(part) if isinstance(part, int) else part)
+    return b"".join(middles)

@@ -57,7 +57,7 @@ def _copied(copy: Copy, tables: Mapping[str, Table], base: Mapping[str, int]) ->
 
 
 def _slice(table: Table, start: int, length: int) -> list[Piece]:
-    found: list[Piece] = []
+    slices: list[Piece] = []
     for piece in table:
         size, key, offset = piece
         if start >= size:
@@ -66,11 +66,11 @@ def _slice(table: Table, start: int, length: int) -> list[Piece]:
         if start or length < size:
             size = min(size - start, length)
             piece = (size, key, offset + start)  # noqa: PLW2901
-        found.append(piece)
+        slices.append(piece)
         start, length = 0, length - size
         if not length:
             break
-    return found
+    return slices
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:

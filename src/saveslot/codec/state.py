@@ -77,25 +77,25 @@ class State(msgspec.Struct, eq=False):
     def take(self, frame: bytes, *, first: bool) -> tuple[Head, int]:
         """Apply a frame to the texts; return what it says, and its uncompressed bytes. The caller checks the digest."""
         texts, self.texts = self.texts, {}
-        found = unpack(frame)
-        if found.patch and first:
+        parsed = unpack(frame)
+        if parsed.patch and first:
             raise Corrupt("a frame", "is a patch without a frame before it")
-        if found.version == VERSION:
-            format_1.apply(texts, found)
+        if parsed.version == VERSION:
+            format_1.apply(texts, parsed)
             head, raw = Head([]), 0
-            self.tagged = found.tagged or (found.patch and self.tagged)
+            self.tagged = parsed.tagged or (parsed.patch and self.tagged)
         else:
-            if not found.patch:
+            if not parsed.patch:
                 texts = {}
-            head = opened(found)
+            head = opened(parsed)
             checked(head, texts)
-            blocks = Blocks.of(head, frame, found.end) if found.long else None
-            raw = len(found.body) + (head.literal if found.long else 0)
+            blocks = Blocks.of(head, frame, parsed.end) if parsed.long else None
+            raw = len(parsed.body) + (head.literal if parsed.long else 0)
             try:
                 apply(texts, head, _no_block if blocks is None else blocks.next)
             except (KeyError, IndexError) as exc:
                 raise Corrupt("a frame", "does not fit the state before it") from exc
-            self.tagged = found.tagged
+            self.tagged = parsed.tagged
         self.texts = texts
         return head, raw
 
@@ -192,7 +192,7 @@ def _standing(
         digest,
         raw,
         {key: len(text) for key, text in texts.items()},
-        {key: found for key, found in marks.items() if found and key in texts},
+        {key: starts for key, starts in marks.items() if starts and key in texts},
         {key: changed[key] for key in texts},
         listed,
     )

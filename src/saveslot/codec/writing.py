@@ -206,7 +206,7 @@ def _kept(state: State, key: str, off: Any) -> int:
         raise InvalidInput(path, f"must be a number of items, 0 or more, not {off!r}")
     if not text.startswith(b"["):
         raise InvalidInput(path, "the checkpoint holds no list there")
-    start, found = tail(text, off)
-    if found < off:
-        raise InvalidInput(path, f"is {off}, but the list has fewer items ({found})")
+    start, passed = tail(text, off)
+    if passed < off:
+        raise InvalidInput(path, f"is {off}, but the list has fewer items ({passed})")
     return start if start == 1 or not off else start - 1  # the comma before the first one goes, too

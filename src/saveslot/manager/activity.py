@@ -145,19 +145,19 @@ async def sampled(sessions: Space, agent_type: str | None = None) -> Sample:
     owned.agent_type = agent_type
     newest, kept = await asyncio.gather(vault.find(query, None, NEWEST), vault.find(owned, None, HELD))
     rows = list({row.key: row for row in (*kept, *newest)}.values())
-    found: list[Sampled] = []
+    samples: list[Sampled] = []
     entries = 0
     for start in range(0, len(rows), TOGETHER):
         part = rows[start : start + TOGETHER]
         logs = await asyncio.gather(*(_newest(sessions, row) for row in part))
-        found += [Sampled(row, log) for row, log in zip(part, logs, strict=True) if log]
+        samples += [Sampled(row, log) for row, log in zip(part, logs, strict=True) if log]
         entries += sum(map(len, logs))
         if entries >= ENTRIES:
             break
-    since = min((item.log[0].at for item in found), default=None)
-    whole = len(newest) < NEWEST and len(found) == len(rows) and all(item.log[0].seq == 1 for item in found)
-    looked_at = LookedAt(len(found), entries, None if since is None else moment(since), whole)
-    return Sample(found, looked_at, max((row.now for row in rows), default=0))
+    since = min((item.log[0].at for item in samples), default=None)
+    whole = len(newest) < NEWEST and len(samples) == len(rows) and all(item.log[0].seq == 1 for item in samples)
+    looked_at = LookedAt(len(samples), entries, None if since is None else moment(since), whole)
+    return Sample(samples, looked_at, max((row.now for row in rows), default=0))
 
 
 async def _newest(sessions: Space, row: Row) -> list[Entry]:

@@ -41,11 +41,11 @@ async def copy_session(
     draft = None if call is None else call.draft
     if draft is None:
         source = (await sessions.lookup.existing(session_id)).row.key
-        asked = request(idempotency_key, "copy", {"to": target, "upto": upto}, scope=source)
-        if (there := await made(sessions, asked)) is not None:
+        call_id = request(idempotency_key, "copy", {"to": target, "upto": upto}, scope=source)
+        if (there := await made(sessions, call_id)) is not None:
             return there
         draft = await _drafted(sessions, session_id, target, upto)
-        cast("Row", draft.group.create).request = asked
+        cast("Row", draft.group.create).request = call_id
     if call is not None:
         call.draft = draft
     [verdict] = await vault.append([draft.group])
@@ -89,8 +89,8 @@ async def _drafted(sessions: Space, id: str, target: str, upto: str | int | None
     draft.at = Point(
         end.seq, end.append_id, state, end.fence, None, end.data_seq, end.about_seq, codec.State(), codec.State()
     )
-    shown = visible([entry for entry in entries if entry.kind in DATA_KINDS], entries, id)
-    if gone := [(entry.seq, entry.seq) for entry in shown if entry.seq in thinned]:  # by a mark after `upto`
+    kept = visible([entry for entry in entries if entry.kind in DATA_KINDS], entries, id)
+    if gone := [(entry.seq, entry.seq) for entry in kept if entry.seq in thinned]:  # by a mark after `upto`
         draft.mark(gone)
     draft.group = creation(row, draft)
     return draft

@@ -157,10 +157,10 @@ async def last_owner(sessions: Space, head: Head) -> str:
 async def _newest(sessions: Space, head: Head, kinds: frozenset[Kind]) -> Entry | None:
     store = sessions.engine.vault.stored if head.row.locked is not None else sessions.engine.vault
     try:
-        found = await store.entries(head.row.key, Wanted(kinds=kinds, newest=1, frames=False))
+        newest = await store.entries(head.row.key, Wanted(kinds=kinds, newest=1, frames=False))
     except Corrupt:  # one damaged session must not hide the others
         return None
-    return found[0] if found else None
+    return newest[0] if newest else None
 
 
 def _text(head: Head, entry: Entry | None, field: str) -> str:

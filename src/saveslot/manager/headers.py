@@ -62,21 +62,21 @@ async def entries(
     parts = await asyncio.gather(
         *(sessions.lookup.visible(head, wanted, within=reach, name=name, newest=newest) for name in named)
     )
-    found = sorted((entry for part in parts for entry in part), key=lambda entry: entry.seq)
+    chosen = sorted((entry for part in parts for entry in part), key=lambda entry: entry.seq)
     if newest is not None:
-        found = found[-newest:]
+        chosen = chosen[-newest:]
     session_id = head.row.session_id
-    leases = owners(await _takings(sessions, head, found), session_id)
-    return [header(entry, session_id, leases) for entry in found]
+    leases = owners(await _takings(sessions, head, chosen), session_id)
+    return [header(entry, session_id, leases) for entry in chosen]
 
 
-async def _takings(sessions: Space, head: StoredHead, found: list[Entry]) -> list[Entry]:
+async def _takings(sessions: Space, head: StoredHead, chosen: list[Entry]) -> list[Entry]:
     """Return the entries by which workers took the session, if one of these was written under a lease."""
-    leases = {entry.lease for entry in found if entry.lease is not None}
-    here = [entry for entry in found if entry.kind in TAKING_KINDS]
+    leases = {entry.lease for entry in chosen if entry.lease is not None}
+    here = [entry for entry in chosen if entry.kind in TAKING_KINDS]
     if leases <= {entry.lease for entry in here}:
         return here
-    reach = [(1, found[-1].seq)]
+    reach = [(1, chosen[-1].seq)]
     return await sessions.engine.vault.entries(head.row.key, Wanted(reach, kinds=TAKING_KINDS, frames=False))
 
 

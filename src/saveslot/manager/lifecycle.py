@@ -30,16 +30,16 @@ async def pause(
     same `idempotency_key` changes nothing, and returns the session as it is by then.
     """
     note: Data = {"previous_state": ACTIVE.value}
-    asked = request(idempotency_key, "pause", {})
-    return await _changed(sessions, id, Kind.PAUSED, "session_paused", note, seen=as_version(seen), request=asked)
+    call_id = request(idempotency_key, "pause", {})
+    return await _changed(sessions, id, Kind.PAUSED, "session_paused", note, seen=as_version(seen), request=call_id)
 
 
 async def resume(
     sessions: Space, id: str, *, seen: str | None = None, idempotency_key: str | None = None
 ) -> AgentSession:
     """Make a paused session active, like `pause`. Resuming an active session does nothing, and uses no key up."""
-    asked = request(idempotency_key, "resume", {})
-    return await _changed(sessions, id, Kind.RESUMED, "session_resumed", {}, seen=as_version(seen), request=asked)
+    call_id = request(idempotency_key, "resume", {})
+    return await _changed(sessions, id, Kind.RESUMED, "session_resumed", {}, seen=as_version(seen), request=call_id)
 
 
 async def complete(
@@ -47,8 +47,10 @@ async def complete(
 ) -> AgentSession:
     """End the session for good, like `pause`. While another worker holds it: `LeaseHeld`."""
     note: Data = {"result": {} if result is None else result}
-    asked = request(idempotency_key, "complete", {"result": result})
-    return await _changed(sessions, id, Kind.COMPLETED, "session_completed", note, seen=as_version(seen), request=asked)
+    call_id = request(idempotency_key, "complete", {"result": result})
+    return await _changed(
+        sessions, id, Kind.COMPLETED, "session_completed", note, seen=as_version(seen), request=call_id
+    )
 
 
 async def fail(
@@ -62,8 +64,8 @@ async def fail(
 ) -> AgentSession:
     """End the session as failed, like `pause`; a rollback reopens it."""
     note: Data = {"error": error, "details": error_details or {}}
-    asked = request(idempotency_key, "fail", {"error": error, "error_details": error_details})
-    return await _changed(sessions, id, Kind.FAILED, "session_failed", note, seen=as_version(seen), request=asked)
+    call_id = request(idempotency_key, "fail", {"error": error, "error_details": error_details})
+    return await _changed(sessions, id, Kind.FAILED, "session_failed", note, seen=as_version(seen), request=call_id)
 
 
 @once_in(scope_of)

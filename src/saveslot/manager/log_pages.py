@@ -265,7 +265,7 @@ def _lines(parts: Parts, forks: Mapping[int, list[ForkLine]], compared: Mapping[
     notes = Notes(session_id, sealed=parts.sealed)
     owners = Owners(parts.near, notes)
     marks = _step_marks(parts, notes)
-    shown, pinned = _kept(parts)
+    kept, pinned = _kept(parts)
     lease = None if parts.before is None else parts.before.lease
     for entry in parts.entries:
         note = notes.of(entry)
@@ -287,7 +287,7 @@ def _lines(parts: Parts, forks: Mapping[int, list[ForkLine]], compared: Mapping[
             None if changes is None else ChangedCounts(changes.added, changes.removed, changes.changed),
             _weight(entry, notes),
             entry.seq in pinned,
-            entry.kind in DATA_KINDS and entry.seq not in shown,
+            entry.kind in DATA_KINDS and entry.seq not in kept,
             notes.damaged.get(entry.seq, ""),
             marks.get(entry.seq),
             target_of(entry, note, session_id),
@@ -347,8 +347,8 @@ def _kept(parts: Parts) -> tuple[frozenset[int], frozenset[int]]:
         return frozenset(entry.seq for entry in parts.entries), frozenset()
     hiding = [entry for entry in parts.hiding if entry.kind in HIDING_KINDS]
     try:
-        shown = visible(parts.entries, hiding, parts.head.row.session_id)
-        return frozenset(e.seq for e in shown), frozenset(pins(e for e in parts.hiding if e.kind in PINNING))
+        kept = visible(parts.entries, hiding, parts.head.row.session_id)
+        return frozenset(e.seq for e in kept), frozenset(pins(e for e in parts.hiding if e.kind in PINNING))
     except Corrupt:  # a damaged mark hides nothing, and is shown as damaged where it stands
         return frozenset(entry.seq for entry in parts.entries), frozenset()
 

@@ -94,19 +94,19 @@ async def part(
     path, depth = as_text(path, "path"), as_count(depth, "depth", 1)
     limit, start = min(as_count(limit, "limit", 1), MOST), as_count(start, "start")
     entry, data, state = await _state(sessions, id, ref)
-    shown = outline(state.texts, path, tagged=state.tagged, depth=depth, limit=limit, start=start)
+    view = outline(state.texts, path, tagged=state.tagged, depth=depth, limit=limit, start=start)
     seq = 0 if data is None else data.seq
     return Part(
         entry.seq,
         seq,
         state.digest.hex(),
         path,
-        shown.kind,
-        shown.size,
-        shown.bytes,
-        shown.start,
-        shown.next,
-        shown.value,
+        view.kind,
+        view.size,
+        view.bytes,
+        view.start,
+        view.next,
+        view.value,
     )
 
 
@@ -130,12 +130,12 @@ async def making(sessions: Space, id: str, ref: str | int = "latest") -> Making:
         return Making(entry.seq, 0 if data is None else data.seq, "", 0, 0, [])
     recipe = codec.Recipe.unpack(data.recipe, data.seq)
     wanted = Wanted(recipe.ranges, kinds=DATA_KINDS, frames=False, chain=recipe.base)
-    found = await sessions.engine.vault.entries(head.row.key, wanted)
+    entries = await sessions.engine.vault.entries(head.row.key, wanted)
     bases = {recipe.base}
-    for base in reversed(found):
+    for base in reversed(entries):
         if base.seq in bases and base.base:
             bases.add(base.base)
-    frames = [Frame(one.seq, _kind(one, bases), one.size) for one in found]
+    frames = [Frame(one.seq, _kind(one, bases), one.size) for one in entries]
     weight = sum(frame.bytes for frame in frames)
     return Making(entry.seq, data.seq, data.digest.hex(), recipe.weight, weight, frames)
 

@@ -155,10 +155,10 @@ async def find(
     start = refs.place(after, changed=wanted.changed)
     rows = await store.find(wanted, start, limit + 1)  # one more, to know whether this page is the last
     more, rows = len(rows) > limit, rows[:limit]
-    found = await store.heads([row.key for row in rows])
+    stored = await store.heads([row.key for row in rows])
     current = [
         head or Head(row, Entry(0, b"", Kind.SKIPPED, ""))
-        for row, head in zip(rows, found, strict=True)
+        for row, head in zip(rows, stored, strict=True)
         if row.locked is not None or (head is not None and _still(head, wanted))
     ]
     page = Page()

@@ -83,28 +83,28 @@ async def drop(
     """
     session_id, version = as_name(id, "id"), as_version(seen)
     wanted = [refs] if isinstance(refs, str | int) else _listed(refs)
-    asked = request(idempotency_key, "drop", {"refs": sorted(map(str, wanted))})
-    if (earlier := await _dropped(sessions, session_id, asked)) is not None:
+    call_id = request(idempotency_key, "drop", {"refs": sorted(map(str, wanted))})
+    if (earlier := await _dropped(sessions, session_id, call_id)) is not None:
         return earlier
 
     async def mark(head: Head, draft: Draft) -> bool:
-        if await entry_of(sessions.engine.vault, head.row.key, asked) is not None:
+        if await entry_of(sessions.engine.vault, head.row.key, call_id) is not None:
             return False
         chosen = await _chosen(sessions, head, wanted)
         if chosen:
             draft.mark((seq, seq) for seq in chosen)
-            draft.group.entries[-1].request = asked
+            draft.group.entries[-1].request = call_id
         draft.answer = len(chosen)
         return bool(chosen)
 
     try:
         draft = await thin.keep(sessions, session_id, mark, version)
     except Conflict:  # perhaps with the same call in another process
-        if (earlier := await _dropped(sessions, session_id, asked)) is None:
+        if (earlier := await _dropped(sessions, session_id, call_id)) is None:
             raise
         return earlier
     if draft is None:
-        return await _dropped(sessions, session_id, asked) or 0
+        return await _dropped(sessions, session_id, call_id) or 0
     return cast("int", draft.answer)
 
 

@@ -81,8 +81,8 @@ async def rows(
     store = sessions.engine.answers.at(level, max_age)
     start = refs.place(after, changed=column == "changed_at")
     parts = await asyncio.gather(*(store.find(query, start, limit + 1) for query in queries))
-    found = {row.key: row for part in parts for row in part}.values()
-    ordered = sorted(found, key=lambda row: _place(row, column), reverse=newest_first)
+    unique = {row.key: row for part in parts for row in part}.values()
+    ordered = sorted(unique, key=lambda row: _place(row, column), reverse=newest_first)
     kept = ordered[:limit]
     heads = await sessions.engine.vault.heads([row.key for row in kept], state=True) if kept else []
     pairs = zip(kept, heads, strict=True)

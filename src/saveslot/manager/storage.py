@@ -154,8 +154,8 @@ def _tier(name: str, part: Data) -> Tier:
     # Of the verb that is called most.
     ms: Data = max(verbs, key=lambda verb: verb["calls"])["ms"] if calls else {}
     p50, p99 = ms.get("p50"), ms.get("p99")
-    asked = int(part.get("hits", 0)) + int(part.get("misses", 0))
+    lookups = int(part.get("hits", 0)) + int(part.get("misses", 0))
     status = "failing" if errors * 10 > calls else "slow" if p99 is not None and p99 > SLOW else "healthy"
     plain = {key: value for key, value in part.items() if not isinstance(value, dict)}
-    hit_rate = int(part.get("hits", 0)) / asked if asked else None
+    hit_rate = int(part.get("hits", 0)) / lookups if lookups else None
     return Tier(name, ROLES[name], status, calls, errors, p50, p99, hit_rate, plain)

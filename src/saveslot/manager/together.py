@@ -137,7 +137,7 @@ class Together:
         return change
 
     def _made(self) -> list[tuple[Plan, Change[Any]]]:
-        return [made for made in self._plans.values() if isinstance(made[0], Creation)]
+        return [plan for plan in self._plans.values() if isinstance(plan[0], Creation)]
 
     async def landed(self) -> None:
         """Store what was gathered."""

@@ -74,7 +74,7 @@ async def create_session(
     type's or the manager's apply. The same call with the same `idempotency_key` gets the session that the first one
     created; `InvalidInput` if its content differs.
     """
-    session, draft, asked = begun(
+    session, draft, call_id = begun(
         sessions,
         agent_type,
         user_id,
@@ -88,13 +88,13 @@ async def create_session(
         name=name,
         idempotency_key=idempotency_key,
     )
-    if (there := await made(sessions, asked)) is not None:
+    if (there := await made(sessions, call_id)) is not None:
         return there
     while True:
         try:
-            return await _create(sessions, session, draft, request=asked)
+            return await _create(sessions, session, draft, request=call_id)
         except AlreadyExists:
-            if (there := await made(sessions, asked)) is not None:
+            if (there := await made(sessions, call_id)) is not None:
                 return there
             if not exist_ok:
                 raise
@@ -130,13 +130,13 @@ def begun(
         labels=as_labels(labels),
     )
     given = {**_about(session), "agent_type": agent_type, "user_id": user_id, "session_id": session_id}
-    asked = request(idempotency_key, "create", {**given, "data": data, "name": name})
+    call_id = request(idempotency_key, "create", {**given, "data": data, "name": name})
     draft = _born(sessions, session)
     if data is not None:
         draft.checkpoint(as_name(name, "name"), as_data(data, "data"))
     elif name != "created":
         raise InvalidInput("name", "is that of the first checkpoint; pass its data too (data={} for an empty state)")
-    return session, draft, asked
+    return session, draft, call_id
 
 
 async def create_paused(
@@ -255,22 +255,22 @@ async def update_session(
         )
     alone = any(item.kind in OWNERS_ALONE for item in value.staged)
     author = passerby(sessions, value.session_id, value, version, alone=alone)
-    asked = request(idempotency_key, "update", _given(value)) if idempotency_key is not None else b""
+    call_id = request(idempotency_key, "update", _given(value)) if idempotency_key is not None else b""
 
     async def decide(log: Log) -> Draft:
         draft = await staged_draft(log, value, sessions.engine.limit)
         if not draft.group.entries:
             await heartbeat(sessions, value, log)
         else:
-            draft.group.entries[-1].request = asked
+            draft.group.entries[-1].request = call_id
         return draft
 
-    if await _updated(sessions, value, asked):
+    if await _updated(sessions, value, call_id):
         return value
     try:
         await change(author, decide)
     except Conflict:  # perhaps with the same call in another process
-        if not await _updated(sessions, value, asked):
+        if not await _updated(sessions, value, call_id):
             raise
     return value
 
@@ -549,24 +549,24 @@ async def rollback(
     `checkpoint`. A failed session becomes active. `idempotency_key` as for `checkpoint`.
     """
     value, session_id = named(id)
-    asked = request(idempotency_key, "rollback", {"to": to})
-    if (earlier := await answered(sessions, session_id, asked)) is not None:
+    call_id = request(idempotency_key, "rollback", {"to": to})
+    if (earlier := await answered(sessions, session_id, call_id)) is not None:
         return earlier
     author = passerby(sessions, session_id, value, as_version(seen), alone=True, fresh=True)
 
     async def decide(log: Log) -> Draft | None:
-        if await entry_of(sessions.engine.vault, log.key, asked) is not None:
+        if await entry_of(sessions.engine.vault, log.key, call_id) is not None:
             return None
-        return await rolled_back(sessions, log, cast("Head", author.head), to, asked)
+        return await rolled_back(sessions, log, cast("Head", author.head), to, call_id)
 
     try:
         draft = await change(author, decide)
     except Conflict:  # perhaps with the same call in another process
-        if (earlier := await answered(sessions, session_id, asked)) is None:
+        if (earlier := await answered(sessions, session_id, call_id)) is None:
             raise
         return earlier
     if draft is None:
-        return cast("Checkpoint", await answered(sessions, session_id, asked))
+        return cast("Checkpoint", await answered(sessions, session_id, call_id))
     checkpoint = await sessions.lookup.checkpoint(session_id, draft.at.seq)
     if value is not None and value.seen is not None and value.seen.append_id == draft.group.prev:
         _show(value, draft, checkpoint)
@@ -592,8 +592,8 @@ async def fork(
     lookup, version = sessions.lookup, as_version(seen)
     head = await lookup.existing(id)
     given = {"at": at, "session_id": session_id}
-    asked = request(idempotency_key, "fork", given, scope=head.row.key)
-    if (there := await made(sessions, asked)) is not None:
+    call_id = request(idempotency_key, "fork", given, scope=head.row.key)
+    if (there := await made(sessions, call_id)) is not None:
         return there
     if version is not None and not await lookup.current(head, version):
         raise overtaken(id, head, version.seq)
@@ -601,7 +601,7 @@ async def fork(
     if at != "latest" or head.last.data_seq:
         data = await lookup.data_entry(head, await lookup.entry(head, at))
     origin = None if data is None else await lookup.checkpoint(id, data.seq)
-    return await branch(sessions, lookup.session(head), origin, session_id, asked)
+    return await branch(sessions, lookup.session(head), origin, session_id, call_id)
 
 
 async def branch(
@@ -628,8 +628,8 @@ async def import_session(
     sessions: Space, json: str, *, session_id: str | None = None, idempotency_key: str | None = None
 ) -> AgentSession:
     """Store a session from `export`, with its numbers and times, under its own id or another."""
-    asked = request(idempotency_key, "import", {"json": json, "session_id": session_id})
-    if (there := await made(sessions, asked)) is not None:
+    call_id = request(idempotency_key, "import", {"json": json, "session_id": session_id})
+    if (there := await made(sessions, call_id)) is not None:
         return there
     session, entries = export.parsed(json, sessions.engine.vault.keyring)
     session.session_id = session.session_id if session_id is None else as_name(session_id, "session_id")
@@ -646,7 +646,7 @@ async def import_session(
         micros(session.created_at),
         micros(session.last_heartbeat),
     )
-    return await _made_once(sessions, session, draft, row, asked)
+    return await _made_once(sessions, session, draft, row, call_id)
 
 
 # Session values

@@ -147,8 +147,8 @@ def _is_exact(text: str) -> bool:
         return False
 
 
-def _same(made: Data) -> Data:
-    return made
+def _same(state: Data) -> Data:
+    return state
 
 
 def _decode(packed: bytes) -> Any:

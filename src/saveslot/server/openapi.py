@@ -86,11 +86,11 @@ def document(routes: Sequence[Route]) -> Data:
     kinds = [*bodies, Problem, *queries]
     schemas, components = _renamed(msgspec.json.schema_components(kinds, ref_template=REF))
     of_kinds = dict(zip(map(id, kinds), schemas, strict=True))
-    asked = {id(kind): components[_name(of_kinds[id(kind)])] for kind in {id(q): q for q in queries}.values()}
+    inputs = {id(kind): components[_name(of_kinds[id(kind)])] for kind in {id(q): q for q in queries}.values()}
     names = Counter(route.respond.__name__ for route in routes)
     paths: dict[str, Data] = {}
     for route in routes:
-        operation = _operation(route, of_kinds, asked.get(id(route.query)), names)
+        operation = _operation(route, of_kinds, inputs.get(id(route.query)), names)
         paths.setdefault(route.path, {})[route.method.lower()] = operation
     described: Data = {
         "openapi": "3.1.0",

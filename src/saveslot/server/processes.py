@@ -91,16 +91,16 @@ def _work(options: Options, listening: socket.socket, report: Connection) -> Non
 
 
 def _supervise(crew: list[Member]) -> None:
-    told: list[int] = []
+    signalled: list[int] = []
     numbers = (signal.SIGTERM,) if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda number, _: told.append(number)) for number in numbers}
+    before = {number: signal.signal(number, lambda number, _: signalled.append(number)) for number in numbers}
     try:
-        while not told:
+        while not signalled:
             ended = wait([member.process.sentinel for member in crew], timeout=0.2)
-            if ended and not told:
+            if ended and not signalled:
                 time.sleep(AGAIN)
             for member in crew:
-                if member.process.sentinel in ended and not told:
+                if member.process.sentinel in ended and not signalled:
                     member.start()
     except KeyboardInterrupt:
         return

@@ -114,11 +114,11 @@ async def heads(call: Call, request: wire.Heads) -> list[Head | None]:
     for ref in request.refs:
         if not isinstance(ref, bytes):
             require(call.caller, ref[0])
-    found = await call.store.heads(request.refs, state=request.state)
-    call.keys.learn(head.row for head in found if head is not None)
-    await call.keys.allowed(call.caller, [head.row.key for head in found if head is not None])
+    answer = await call.store.heads(request.refs, state=request.state)
+    call.keys.learn(head.row for head in answer if head is not None)
+    await call.keys.allowed(call.caller, [head.row.key for head in answer if head is not None])
     _require_keys(keys)
-    return found
+    return answer
 
 
 async def entries(call: Call, request: wire.Entries) -> list[Any]:

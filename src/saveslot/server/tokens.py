@@ -123,13 +123,13 @@ async def create(
 
 async def tokens_of(tokens: SessionManager) -> list[Token]:
     """All tokens, newest first."""
-    found: list[Token] = []
+    known: list[Token] = []
     after: str | None = None
     while True:
         page = await tokens.find(agent_type=AGENT, limit=PAGE, after=after)
-        found += [_token(session) for session in page]
+        known += [_token(session) for session in page]
         if (after := page.next) is None:
-            return found
+            return known
 
 
 async def revoke(tokens: SessionManager, name: str) -> None:
@@ -212,10 +212,10 @@ class Tokens:
 
     async def _load(self) -> str:
         """Load all tokens; return the cursor to watch from."""
-        asked = running().time()
+        since = running().time()
         _, cursor = await self.registry.engine.vault.events(RESERVED, None)
         self._take(await tokens_of(self.registry))
-        self._confirmed = asked
+        self._confirmed = since
         return cursor
 
     def _take(self, tokens: list[Token]) -> None:
@@ -230,11 +230,11 @@ class Tokens:
                 if cursor is None:
                     cursor = await self._load()
                 # News from before the call are in its answer: until then the tokens are confirmed.
-                asked = running().time()
+                since = running().time()
                 events, cursor = await self.registry.engine.vault.events(RESERVED, cursor, wait=WAIT)
                 if events:
                     self._take(await tokens_of(self.registry))
-                self._confirmed = running().time() if not events else asked
+                self._confirmed = running().time() if not events else since
                 if running().time() - recorded > RECORD:
                     recorded = running().time()
                     await self._record()

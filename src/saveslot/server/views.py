@@ -80,8 +80,8 @@ class PreviewQuery(Struct, forbid_unknown_fields=True):
 
 async def preview_rollback(call: Call) -> Response:
     query: PreviewQuery = call.query
-    found = await rollback_preview(call.sessions, call.path["id"], query.to, limit=query.limit)
-    return call.json(found.to_dict(), headers=etag(found.version))
+    preview = await rollback_preview(call.sessions, call.path["id"], query.to, limit=query.limit)
+    return call.json(preview.to_dict(), headers=etag(preview.version))
 
 
 class ThinQuery(Struct, forbid_unknown_fields=True):
@@ -102,8 +102,8 @@ class FailuresQuery(Struct, forbid_unknown_fields=True):
 
 async def show_failures(call: Call) -> Response:
     query: FailuresQuery = call.query
-    found = await failures(call.sessions, since=query.since, agent_type=query.agent_type, limit=query.limit)
-    return call.json(found.to_dict())
+    page = await failures(call.sessions, since=query.since, agent_type=query.agent_type, limit=query.limit)
+    return call.json(page.to_dict())
 
 
 class OverviewQuery(Struct, forbid_unknown_fields=True):
@@ -142,8 +142,8 @@ class BucketsQuery(Struct, forbid_unknown_fields=True):
 
 async def show_buckets(call: Call) -> Response:
     query: BucketsQuery = call.query
-    found = await buckets(call.sessions, bucket=query.bucket, since=query.since, agent_type=query.agent_type)
-    return call.json(found.to_dict())
+    answer = await buckets(call.sessions, bucket=query.bucket, since=query.since, agent_type=query.agent_type)
+    return call.json(answer.to_dict())
 
 
 async def show_storage(call: Call) -> Response:
@@ -168,7 +168,7 @@ async def show_analytics(call: Call) -> Response:
     query: AnalyticsQuery = call.query
     if (query.first is None) != (query.then is None):
         raise InvalidInput("then", "goes with first: pass both names, or none")
-    found = await call.sessions.analytics(
+    report = await call.sessions.analytics(
         agent_type=query.agent_type,
         user_id=query.user_id,
         state=query.state,
@@ -180,7 +180,7 @@ async def show_analytics(call: Call) -> Response:
         bucket=query.bucket,
         sample=query.sample,
     )
-    return call.json(found)
+    return call.json(report)
 
 
 ROUTES = [

@@ -588,15 +588,15 @@ class Held(AsyncSteps):
 
         The same call with the same `idempotency_key` gets its first answer, and changes nothing.
         """
-        version, asked = as_version(seen), request(idempotency_key, "rollback", {"to": to})
-        if (earlier := await answered(self._space, self.where[1], asked)) is not None:
+        version, call_id = as_version(seen), request(idempotency_key, "rollback", {"to": to})
+        if (earlier := await answered(self._space, self.where[1], call_id)) is not None:
             return earlier
 
         async def decide(log: Log) -> Draft | None:
-            if await entry_of(self._lookup.store, log.key, asked) is not None:
+            if await entry_of(self._lookup.store, log.key, call_id) is not None:
                 return None
             self.follow(version)
-            draft = await rolled_back(self._space, log, await self._head(), to, asked)
+            draft = await rolled_back(self._space, log, await self._head(), to, call_id)
             draft.landed = back
             return draft
 
@@ -606,7 +606,7 @@ class Held(AsyncSteps):
 
         draft = await change(self, decide)
         if draft is None:
-            return cast("Checkpoint", await answered(self._space, self.where[1], asked))
+            return cast("Checkpoint", await answered(self._space, self.where[1], call_id))
         async with self._log.turns:
             await self._log.load_data()
         return await self._lookup.checkpoint(self.where[1], draft.at.seq)

@@ -204,13 +204,13 @@ class Lookup:
         before = [(base.base, base.base) for base in newest if base.base]
         older = await self.store.entries(key, Wanted(before, kinds=DATA_KINDS, frames=False)) if before else []
         try:
-            found = Excerpt(recipe, entry.digest, where, _headers([*older, *newest]), shorts)
+            part = Excerpt(recipe, entry.digest, where, _headers([*older, *newest]), shorts)
             fresh = [(base.seq, frame) for base, frame in near if base.seq == recipe.base]
             while True:
                 for seq, frame in fresh:
-                    found.add(seq, frame)
+                    part.add(seq, frame)
                 try:
-                    return found.value(keys, counts)
+                    return part.value(keys, counts)
                 except Wanting as wanting:
                     wanted = Wanted([(seq, seq) for seq in sorted(wanting.seqs)], kinds=DATA_KINDS)
                     fresh = []
@@ -218,7 +218,7 @@ class Lookup:
                     fresh = [(base.seq, frame) for base, frame in await self.store.cut_entries(key, wanted)]
                 else:
                     chain = Wanted([], kinds=DATA_KINDS, frames=False, chain=recipe.base)
-                    found.add_chain(_headers(await self.store.entries(key, chain)))
+                    part.add_chain(_headers(await self.store.entries(key, chain)))
         except Corrupt as exc:
             await self._look_again(head, exc)
             raise

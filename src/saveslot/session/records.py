@@ -54,8 +54,8 @@ class NewRecord(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, name: str, value: Any, key: str | None, limit: int) -> Self:
         text = codec.encode(value, "value", limit, depth=1)
-        asked = request(key, "record", {"name": as_name(name, "name"), "value": value}, "key")
-        return cls(name, key, text, asked)
+        call_id = request(key, "record", {"name": as_name(name, "name"), "value": value}, "key")
+        return cls(name, key, text, call_id)
 
     def draft(self, log: Log) -> Draft:
         text, tagged = self.text

@@ -39,8 +39,8 @@ async def entry_of(store: Store, key: bytes, request: bytes, path: str = PATH) -
     """Return the entry that the same call wrote before; `InvalidInput` if another call did."""
     if not request:
         return None
-    found = await store.entries(key, Wanted(request=request[:ID], frames=False))
-    return None if not found else _same(found[0], request, path)
+    entries = await store.entries(key, Wanted(request=request[:ID], frames=False))
+    return None if not entries else _same(entries[0], request, path)
 
 
 async def row_of(store: Store, namespace: str, request: bytes) -> Row | None:
@@ -56,7 +56,7 @@ async def row_of(store: Store, namespace: str, request: bytes) -> Row | None:
     return None if head is None else _same(head.row, request, PATH)
 
 
-def _same(found: T, request: bytes, path: str) -> T:
-    if found.request != request:
+def _same(answer: T, request: bytes, path: str) -> T:
+    if answer.request != request:
         raise InvalidInput(path, "was used for another call; draw a new key for each call, and keep it for its retries")
-    return found
+    return answer

@@ -223,18 +223,23 @@ async def frames_of(
     wanted = list(recipes)
     bases = {recipe.base for recipe in wanted if recipe.base}
     ranges = merged([*(piece for recipe in wanted for piece in recipe.ranges), *((seq, seq) for seq in bases)])
-    found: dict[int, Entry] = {}
+    frames: dict[int, Entry] = {}
     at = max(bases, default=0)
-    asked: set[int] = set()
+    sought: set[int] = set()
     while ranges or at:
-        asked.add(at)
+        sought.add(at)
         for entry in await store.entries(key, Wanted(ranges, kinds=kinds, chain=at)):
-            found[entry.seq] = entry
+            frames[entry.seq] = entry
         ranges, at = [], 0
-        for entry in found.values():
-            if entry.base not in found and entry.base not in asked and entry.base < entry.seq and not entry.base <= at:
+        for entry in frames.values():
+            if (
+                entry.base not in frames
+                and entry.base not in sought
+                and entry.base < entry.seq
+                and not entry.base <= at
+            ):
                 at = entry.base
-    return [found[seq] for seq in sorted(found)]
+    return [frames[seq] for seq in sorted(frames)]
 
 
 def merged(pieces: Iterable[Range]) -> list[Range]:

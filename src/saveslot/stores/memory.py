@@ -297,12 +297,12 @@ class MemoryStore(Store):
 
     def _shown(self, row: Row) -> Row:
         worker = self._workers.get(row.owner or b"")
-        shown = msgspec.structs.replace(row, labels=dict(row.labels), now=self._clock())
-        shown.deleted_at = self._deleted_at.get(row.key, 0)
+        copy = msgspec.structs.replace(row, labels=dict(row.labels), now=self._clock())
+        copy.deleted_at = self._deleted_at.get(row.key, 0)
         if worker is not None:
-            shown.worker, shown.beaten = worker.name, worker.beaten
-            shown.left = 0 if worker.dead else max(0, worker.expires - self._uptime())
-        return shown
+            copy.worker, copy.beaten = worker.name, worker.beaten
+            copy.left = 0 if worker.dead else max(0, worker.expires - self._uptime())
+        return copy
 
     async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
         self._check_open()

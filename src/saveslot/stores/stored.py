@@ -109,8 +109,8 @@ def to_entry(columns: Sequence[Any], key: bytes | str) -> Entry:
         entry, wrong = salvaged_entry(columns)
         if not wrong:
             return entry
-        shown = key if isinstance(key, str) else key.hex()
-        raise Corrupt(f"entry {entry.seq} of session {shown}", wrong) from None
+        name = key if isinstance(key, str) else key.hex()
+        raise Corrupt(f"entry {entry.seq} of session {name}", wrong) from None
     return _entry(values)
 
 
@@ -174,10 +174,10 @@ def _entry(values: Sequence[Any]) -> Entry:
 
 def _salvaged_row(columns: Sequence[Any]) -> Row:
     values, wrong = _salvaged(ROW, columns)
-    shown = values["key"].hex() if not values["id"] else values["id"]
-    values["id"] = shown
+    name = values["key"].hex() if not values["id"] else values["id"]
+    values["id"] = name
     row = _row(tuple(values.values()))
-    row.locked = Corrupt(f"session {shown}", wrong) if wrong else None
+    row.locked = Corrupt(f"session {name}", wrong) if wrong else None
     return row
 
 

@@ -225,7 +225,7 @@ class SaveslotSaver(BaseCheckpointSaver[Any]):
     ) -> dict[str, DeltaChannelHistory]:
         """Walk from a checkpoint to its ancestors, until each channel has a stored value or the root is reached."""
         thread_id, ns = _place(config)
-        found: dict[str, DeltaChannelHistory] = {name: {"writes": []} for name in channels}
+        histories: dict[str, DeltaChannelHistory] = {name: {"writes": []} for name in channels}
         async with self._threads.turn(sessions, thread_id) as thread:
             await thread.refresh()
             chosen = get_checkpoint_id(config)
@@ -235,11 +235,11 @@ class SaveslotSaver(BaseCheckpointSaver[Any]):
                 part = await thread.stored(ns, part.parent)
                 writes = self._writes(part)
                 for name in [name for name in left if part is not None]:
-                    found[name]["writes"][:0] = [write for write in writes if write[1] == name]
+                    histories[name]["writes"][:0] = [write for write in writes if write[1] == name]
                     if part is not None and (key := key_of(name, ns)) in part.state:
-                        found[name]["seed"] = self._codec.load(part.state[key])
+                        histories[name]["seed"] = self._codec.load(part.state[key])
                         left.discard(name)
-        return found
+        return histories
 
     # Writing
 

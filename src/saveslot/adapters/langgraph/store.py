@@ -123,14 +123,14 @@ async def _batch(ops: Sequence[Op], sessions: SessionManager) -> list[Result]:
 async def _read(op: Op, sessions: SessionManager) -> Result:
     match op:
         case GetOp():
-            found = await _get(op, sessions)
+            item = await _get(op, sessions)
         case SearchOp():
-            found = await _search(op, sessions)
+            item = await _search(op, sessions)
         case ListNamespacesOp():
-            found = await _namespaces(op, sessions)
+            item = await _namespaces(op, sessions)
         case _:
             raise InvalidInput("ops", f"has an operation that this version does not know: {type(op).__name__}")
-    return found
+    return item
 
 
 # Writing
@@ -214,14 +214,14 @@ async def _get(op: GetOp, sessions: SessionManager) -> Item | None:
 
 
 async def _search(op: SearchOp, sessions: SessionManager) -> list[SearchItem]:
-    found: list[SearchItem] = []
+    matches: list[SearchItem] = []
     for namespace in await _all(op.namespace_prefix, sessions):
         for key, item in (await _stored(namespace, sessions)).items():
             if all(_equals(item["value"].get(name), wanted) for name, wanted in (op.filter or {}).items()):
-                found.append(SearchItem(namespace, key, item["value"], item["created_at"], item["updated_at"]))
-        if len(found) >= op.offset + op.limit:
+                matches.append(SearchItem(namespace, key, item["value"], item["created_at"], item["updated_at"]))
+        if len(matches) >= op.offset + op.limit:
             break
-    page = found[op.offset : op.offset + op.limit]
+    page = matches[op.offset : op.offset + op.limit]
     if op.refresh_ttl:
         for namespace in dict.fromkeys(item.namespace for item in page):
             await _refresh(namespace, [item.key for item in page if item.namespace == namespace], sessions)

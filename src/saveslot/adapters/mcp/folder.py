@@ -59,12 +59,12 @@ class FolderTasks:
         if ref != "latest":
             raise InvalidInput("ref", HISTORY)
         task = session_id or self._project
-        found = await asyncio.to_thread(self._store.find_unfinished, task)
-        if found is None:
+        checkpoint = await asyncio.to_thread(self._store.find_unfinished, task)
+        if checkpoint is None:
             if await asyncio.to_thread(self._store.read, task) is None:
                 raise _missing(task)
             raise NotFound(f"session {task} is completed, and so is all that it continued")
-        task, document = found
+        task, document = checkpoint
         data = {key: value for key, value in document.items() if key not in {CALLS, NOTES}}
         notes = [str(note) for note in cast("list[Any]", document.get(NOTES) or [])]
         version, at = _version(document), str(document.get(UPDATED, ""))

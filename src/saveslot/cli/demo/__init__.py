@@ -106,8 +106,8 @@ def _program() -> str:
     started = Path(sys.argv[0])
     if started.name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m saveslot"
-    found = shutil.which("saveslot")
-    if started.name != "saveslot" or (found is not None and Path(found).samefile(started)):
+    path = shutil.which("saveslot")
+    if started.name != "saveslot" or (path is not None and Path(path).samefile(started)):
         return "saveslot"
     return shlex.quote(str(started))
 

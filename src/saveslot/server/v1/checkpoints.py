@@ -206,7 +206,7 @@ async def save(call: Call) -> Response:
 async def history(call: Call) -> Response:
     query: CheckpointListing = call.query
     before = None if query.after is None else _number(query.after, "after")
-    found = await call.sessions.history(
+    page = await call.sessions.history(
         call.path["id"],
         name=query.name,
         since=query.since,
@@ -217,13 +217,13 @@ async def history(call: Call) -> Response:
     )
     items: list[bytes] = []
     size = 0
-    for one in reversed(found[-query.limit :]):
+    for one in reversed(page[-query.limit :]):
         items.append(encoded(saved(one, data=query.data)))
         size += len(items[-1])
         if size > ROOM:
             break
-    more = len(found) > len(items)
-    following = encoded(str(found[-len(items)].seq) if more else None)
+    more = len(page) > len(items)
+    following = encoded(str(page[-len(items)].seq) if more else None)
     text = b'{"items":[%b],"next":%b}' % (b",".join(reversed(items)), following)
     return Response(text, media_type=JSON)
 
@@ -232,10 +232,10 @@ async def read(call: Call) -> Response:
     query: Look = call.query
     if query.depth is not None or query.path is not None or query.recipe:
         return await look(call, query)
-    found = await call.sessions.get_checkpoint(call.path["id"], call.path["ref"])
-    if unchanged(call, found.version):
-        return Response(status_code=304, headers=etag(found.version))
-    return checkpoint(call, found)
+    answer = await call.sessions.get_checkpoint(call.path["id"], call.path["ref"])
+    if unchanged(call, answer.version):
+        return Response(status_code=304, headers=etag(answer.version))
+    return checkpoint(call, answer)
 
 
 async def look(call: Call, query: Look) -> Response:
@@ -280,7 +280,7 @@ async def data(call: Call) -> Response:
 
 async def entries(call: Call) -> Response:
     query: EntryListing = call.query
-    found = await call.sessions.entries(
+    page = await call.sessions.entries(
         call.path["id"],
         after=query.after,
         before=query.before,
@@ -288,8 +288,8 @@ async def entries(call: Call) -> Response:
         names=query.name or None,
         kinds=query.kind or None,
     )
-    more, found = len(found) > query.newest, found[-query.newest :]
-    return call.json({"items": [one.to_dict() for one in found], "next": str(found[0].seq) if more else None})
+    more, page = len(page) > query.newest, page[-query.newest :]
+    return call.json({"items": [one.to_dict() for one in page], "next": str(page[0].seq) if more else None})
 
 
 async def diff(call: Call) -> Response:

@@ -116,15 +116,15 @@ def _shown(job_id: str | None, about: Data, data: Data, state: str) -> Data:
 
 async def _found(sessions: SessionManager, wanted: SessionFilter | None) -> list[str]:
     """Return the ids of all sessions that match, as of now."""
-    found: dict[str, None] = {}
+    ids: dict[str, None] = {}
     for query in (wanted or SessionFilter()).queries(sessions):
         after = None
         while rows := await sessions.engine.vault.find(query, after, PAGE):
-            found |= {row.session_id: None for row in rows}
-            if len(found) > MOST:
+            ids |= {row.session_id: None for row in rows}
+            if len(ids) > MOST:
                 raise InvalidInput("filter", f"matches more than {MOST:,} sessions; narrow it")
             after = (rows[-1].heartbeat if query.stale_for is not None else rows[-1].created_at, rows[-1].key)
-    return list(found)
+    return list(ids)
 
 
 async def _run(jobs: SessionManager, job_id: str, ids: list[str], verb: Verb) -> None:

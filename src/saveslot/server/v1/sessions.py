@@ -196,7 +196,7 @@ async def count(call: Call) -> Response:
 
 async def facet(call: Call) -> Response:
     wanted: SessionFilter = call.query
-    found = await facets(
+    counts = await facets(
         call.sessions,
         wanted.condition(call.sessions),
         states=wanted.state,
@@ -204,7 +204,7 @@ async def facet(call: Call) -> Response:
         level=wanted.level,
         max_age=wanted.max_age,
     )
-    return call.json(found.to_dict())
+    return call.json(counts.to_dict())
 
 
 async def read(call: Call) -> Response:

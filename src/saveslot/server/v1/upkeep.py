@@ -106,13 +106,13 @@ class Trail(Struct):
 async def gc(call: Call) -> Response:
     content: Collection = call.content
     states = content.states or (COMPLETED, FAILED)
-    found = await call.sessions.gc(content.older_than, states, grace=content.grace, dry_run=True)
+    plan = await call.sessions.gc(content.older_than, states, grace=content.grace, dry_run=True)
     if content.dry_run:
-        return call.json(found.to_dict())
+        return call.json(plan.to_dict())
     if content.count is None:
         raise InvalidInput("count", "is needed to purge: the `count` of a dry run")
-    if content.count != found.count:
-        raise Conflict(f"{found.count} sessions would be purged now, not {content.count}; look at them again")
+    if content.count != plan.count:
+        raise Conflict(f"{plan.count} sessions would be purged now, not {content.count}; look at them again")
     purged = await call.sessions.gc(content.older_than, states, grace=content.grace)
     return call.json(purged.to_dict())
 

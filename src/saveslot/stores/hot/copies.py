@@ -223,21 +223,21 @@ def pruned(entry: Entry, *, based: bool) -> bytes:
 
 def state_of(copy: Copy, key: bytes, recipe: Recipe) -> list[Entry] | None:
     """The frames that a recipe names; None if some are missing. `ValueError` if one is not what Saveslot wrote."""
-    found: list[Entry] = []
+    chain: list[Entry] = []
     at = recipe.base
     while at:
         entry = unpacked(key, at, copy.frames.get(b"b%d" % at))
         if entry is None or entry.base >= at:
             return None
-        found.append(entry)
+        chain.append(entry)
         at = entry.base
     seqs = sorted(int(field) for field in copy.frames if field.isdigit())
     wanted = [seq for seq in seqs if any(first <= seq <= last for first, last in recipe.ranges)]
     entries = [unpacked(key, seq, copy.frames[b"%d" % seq]) for seq in wanted]
     if None in entries:
         raise ValueError("not what was copied")
-    found = [*reversed(found), *(entry for entry in entries if entry is not None)]
-    return found if whole(recipe, found) else None
+    chain = [*reversed(chain), *(entry for entry in entries if entry is not None)]
+    return chain if whole(recipe, chain) else None
 
 
 def whole(recipe: Recipe, frames: Sequence[Entry]) -> bool:

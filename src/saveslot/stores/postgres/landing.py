@@ -110,7 +110,7 @@ class Landing:
         requests = [",".join([e.request[:ID].hex() for e in group.entries if e.request]) for group in groups]
         rows = await self._fetch(sql.LOOK, [group.key.hex() for group in groups], firsts, requests)
         verdicts: list[Verdict | None] = []
-        for group, (known, deleted, fence, lease, heartbeat, here, before, asked, *header) in zip(
+        for group, (known, deleted, fence, lease, heartbeat, here, before, repeated, *header) in zip(
             groups, rows, strict=True
         ):
             head = None if header[0] is None else salvaged_entry(header)[0]
@@ -122,7 +122,7 @@ class Landing:
             else:
                 row = Row(group.key, "", "", fence=fence, lease=lease) if known else None
                 outcome = judged(group, here, before, row, deleted=deleted)
-                free = outcome is Outcome.CONFLICT and here is None and not asked and _sort(group) is not sql.GUARDED
+                free = outcome is Outcome.CONFLICT and here is None and not repeated and _sort(group) is not sql.GUARDED
                 verdicts.append(None if free else Verdict(outcome, head=head))
         return verdicts
 

@@ -248,12 +248,12 @@ class SqliteStore(Store):
         end = time.monotonic() + wait
         while True:
             message = self._bells.message(key)
-            found = await self._read(lambda c, after=after: _events(c, namespace, key, after, limit))
+            page = await self._read(lambda c, after=after: _events(c, namespace, key, after, limit))
             left = end - time.monotonic()
-            if found.events or (left <= 0 and not found.more):  # if none match, matching ones may follow
-                return found.events, found.cursor
-            after = found.cursor
-            if not found.more:
+            if page.events or (left <= 0 and not page.more):  # if none match, matching ones may follow
+                return page.events, page.cursor
+            after = page.cursor
+            if not page.more:
                 await set_within(message, min(POLL, left))
 
     async def close(self) -> None:

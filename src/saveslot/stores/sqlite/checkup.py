@@ -172,14 +172,14 @@ def _checksums(connection: apsw.Connection, path: str) -> Finding:
     if checksum_vfs() is None:
         text = "none can be written or verified: this apsw has no checksum VFS"
         return warning("checksums", text, "pip install --force-reinstall --only-binary apsw apsw")
-    found = bad_pages(path)
-    if found is None and declared(connection) == RESERVED:
+    counted = bad_pages(path)
+    if counted is None and declared(connection) == RESERVED:
         text = "the file was made with page checksums, but its header says that there are none"
         return problem("checksums", text, "restore the file from a backup; or, if another program wrote it anew:", CURE)
-    if found is None:
+    if counted is None:
         text = "none: the file was made without; damaged pages are found only where digests cover their rows"
         return warning("checksums", text, f"stop everything that uses the file, then: {CURE}")
-    wrong, pages = found
+    wrong, pages = counted
     if not wrong:
         return Finding("checksums", f"all {many(pages, 'page')} fit theirs")
     named = ", ".join(map(str, wrong[:NAMED])) + (", …" if len(wrong) > NAMED else "")

@@ -70,8 +70,8 @@ def page_of(connection: apsw.Connection, namespace: str, key: bytes, after: str 
         file = _file(connection)
         if after is None or (seq := seq_after(after)) is None:
             number = _END if after is None else _checked(connection, after, file).number
-            found = connection.execute(_UP_TO, (key, number)).fetchone()
-            place, seq = (None, 0) if found is None else found
+            row = connection.execute(_UP_TO, (key, number)).fetchone()
+            place, seq = (None, 0) if row is None else row
         else:
             place = connection.execute(_SEQ, (key, seq)).get
         here = f"@{seq}" if place is None else _place(connection, place, file).cursor()
@@ -82,12 +82,12 @@ def page_of(connection: apsw.Connection, namespace: str, key: bytes, after: str 
 
 def _page(rows: Any, file: bytes, cursor: str, limit: int) -> Page:
     events: list[Event] = []
-    found: Sequence[Any] = list(rows)
-    for number, session_id, seq, kind, name, at, proof, wanted in found:
+    listed: Sequence[Any] = list(rows)
+    for number, session_id, seq, kind, name, at, proof, wanted in listed:
         cursor = Place(number, proof, file).cursor()
         if wanted:
             events.append(Event(cursor, shown_text(session_id), seq, shown_kind(kind), shown_text(name), moment(at)))
-    return Page(events, cursor, more=len(found) == limit)
+    return Page(events, cursor, more=len(listed) == limit)
 
 
 def _file(connection: apsw.Connection) -> bytes:

@@ -31,10 +31,10 @@ def missing(connection: apsw.Connection, path: str) -> Missing | None:
     """None if every page has a checksum that fits, or this apsw cannot write any."""
     if checksum_vfs() is None:
         return None
-    found = bad_pages(path)
-    if found is None:
+    pages = bad_pages(path)
+    if pages is None:
         return Missing(all=True, wrong=[], header=declared(connection) == RESERVED and _hidden(connection, path))
-    return Missing(all=False, wrong=found[0]) if found[0] else None
+    return Missing(all=False, wrong=pages[0]) if pages[0] else None
 
 
 def _hidden(connection: apsw.Connection, path: str) -> bool:
