@@ -27,8 +27,6 @@ from saveslot.values.log import ID, Counts, Group, Head, Outcome, Row, Verdict, 
 
 R = TypeVar("R", bound=wire.Request)
 
-# Rows that a client may ask for at once.
-LONGEST_PAGE = 10_000
 # Characters: five times as many as the manager allows.
 LONGEST_NAME = 1000
 # The largest number that every database holds.
@@ -129,8 +127,8 @@ async def entries(call: Call, request: wire.Entries) -> list[Any]:
 
 async def find(call: Call, request: wire.Find) -> list[Row]:
     require(call.caller, request.query.namespace)
-    if not 0 < request.limit <= LONGEST_PAGE:
-        raise InvalidInput("limit", f"must be 1 to {LONGEST_PAGE:,}")
+    if not 0 < request.limit <= wire.PAGE:
+        raise InvalidInput("limit", f"must be 1 to {wire.PAGE:,}")
     rows = await call.store.find(request.query, request.after, request.limit)
     call.keys.learn(rows)
     return rows
@@ -164,8 +162,8 @@ async def events(call: Call, request: wire.Events) -> Any:
     require(call.caller, request.namespace)
     if request.key is not None:
         await call.keys.allowed(call.caller, [request.key])
-    if not 0 < request.limit <= LONGEST_PAGE or not 0 <= request.wait <= wire.WATCH:
-        raise InvalidInput("wait", f"must be 0 to {wire.WATCH:g} seconds, and limit 1 to {LONGEST_PAGE:,}")
+    if not 0 < request.limit <= wire.PAGE or not 0 <= request.wait <= wire.WATCH:
+        raise InvalidInput("wait", f"must be 0 to {wire.WATCH:g} seconds, and limit 1 to {wire.PAGE:,}")
     watching = asyncio.ensure_future(
         call.store.events(request.namespace, request.after, request.key, limit=request.limit, wait=request.wait)
     )
@@ -214,7 +212,7 @@ async def scrub(call: Call, request: wire.Scrub) -> None:
 async def namespaces(call: Call, request: wire.Namespaces) -> list[str]:
     """The namespaces with sessions. Of a token for some of them, those."""
     store = checkup(call.url)
-    names = [] if store is None else await store.namespaces(call.url, min(request.most, LONGEST_PAGE))
+    names = [] if store is None else await store.namespaces(call.url, min(request.most, wire.PAGE))
     allowed = call.caller.namespaces
     return [name for name in names if name != RESERVED and (allowed is None or name in allowed)]
 

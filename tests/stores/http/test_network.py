@@ -8,7 +8,7 @@ import pytest
 
 import saveslot
 from saveslot import Unavailable
-from saveslot.stores.http import HttpStore
+from saveslot.stores.http import HttpStore, wire
 from saveslot.stores.sqlite import SqliteStore
 from saveslot.testing.pen import Pen
 from saveslot.values.log import Outcome, Wanted
@@ -85,3 +85,14 @@ async def test_a_mute_connection_is_given_up(way):
     [verdict] = await writing
     assert verdict.outcome in {Outcome.APPENDED, Outcome.ALREADY}
     await store.close()
+
+
+@pytest.mark.parametrize("order", ["created", "changed"])
+async def test_a_list_longer_than_a_request_is_whole(way, monkeypatch, order):
+    """The client asks for page after page, whatever the order."""
+    monkeypatch.setattr(wire, "PAGE", 3)
+    async with saveslot.open(way.url) as sessions:
+        ids = [(await sessions.create_session("agent")).session_id for _ in range(8)]
+        for limit in (6, 7, 8, 2**70):
+            page = await sessions.find(limit=limit, order=order)
+            assert [session.session_id for session in page] == ids[::-1][:limit]

@@ -37,6 +37,7 @@ from saveslot.values.log import (
     Wanted,
     Worker,
     checked_together,
+    order,
 )
 
 # Seconds that upkeep and removals may take.
@@ -111,7 +112,14 @@ class HttpStore(Store):
         return await self._call("entries", wire.Entries(key, wanted))
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
-        return await self._call("find", wire.Find(query, after, limit))
+        rows: list[Row] = []
+        while True:
+            wanted = min(limit - len(rows), wire.PAGE)
+            page: list[Row] = await self._call("find", wire.Find(query, after, wanted))
+            rows += page
+            if len(page) < wanted or len(rows) == limit:
+                return rows
+            after = (getattr(page[-1], order(query)[0]), page[-1].key)
 
     async def count(self, query: Query) -> Counts:
         return await self._call("count", wire.Count(query))

@@ -24,6 +24,8 @@ VERSION = "1"
 LARGEST = 64 << 20
 # Seconds that a watch waits at most in one request.
 WATCH = 20.0
+# Rows or events that one request may ask for.
+PAGE = 10_000
 
 
 class Append(msgspec.Struct):
