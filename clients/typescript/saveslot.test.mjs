@@ -104,6 +104,8 @@ test("errors are values with a code, a status and fields", async () => {
   const invalid = await refusal(sessions.checkpoint("once", { name: "cut", cut: { items: 2 } }));
   assert.deepEqual([invalid.status, invalid.code, invalid.problem.path], [422, "invalid_input", "cut.items"]);
   assert.equal((await refusal(sessions.getSession(".."))).code, "invalid_input");
+  await sessions.createSession({ agent_type: "tutor", session_id: "facets" });
+  assert.equal((await sessions.getSession("facets")).session_id, "facets");
   const nobody = net.createServer().listen(0);
   await once(nobody, "listening");
   const { port } = nobody.address();

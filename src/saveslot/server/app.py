@@ -107,17 +107,18 @@ class Server:
     def _call(self, request: Request, request_id: str) -> Call:
         raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
         try:
-            methods, values = self.routes.find(raw.partition(b"?")[0].decode("ascii"))
+            routes = self.routes.find(raw.partition(b"?")[0].decode("ascii"))
         except UnicodeDecodeError:
             raise Problem(400, InvalidInput("path", "is not percent-encoded UTF-8")) from None
-        if not methods:
+        if not routes:
             raise NotFound(f"there is no {request.scope['path']} on this server; /v1/openapi.json lists what there is")
         method = "GET" if request.method == "HEAD" else request.method
-        if method not in methods:
-            allowed = ", ".join(sorted(methods))
+        if method not in routes:
+            allowed = ", ".join(sorted(routes))
             raise Problem(405, InvalidInput("method", f"must be {allowed} here"), {"allow": allowed})
+        route, values = routes[method]
         return Call(
-            methods[method],
+            route,
             request,
             values,
             self.manager,

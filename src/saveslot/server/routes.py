@@ -72,12 +72,17 @@ class Routes:
                     break
             else:
                 alike.append((segments, {route.method: route}))
-        for alike in self._by_length.values():  # /sessions/stats goes before /sessions/{id}
+        for alike in self._by_length.values():  # /sessions/facets goes before /sessions/{id}
             alike.sort(key=lambda item: [_fixed(part) is None for part in item[0]])
 
-    def find(self, path: str) -> tuple[dict[str, Route], dict[str, str]]:
-        """Return the routes of a path by method, and the values of its segments; no routes if it is unknown."""
+    def find(self, path: str) -> dict[str, tuple[Route, dict[str, str]]]:
+        """Return the routes of a path by method, each with the values of its segments; none if it is unknown.
+
+        A method that /sessions/facets lacks is that of /sessions/{id}. Fixed segments are compared as they are written,
+        so /sessions/%66acets is the session "facets".
+        """
         segments = path.split("/")
+        routes: dict[str, tuple[Route, dict[str, str]]] = {}
         for known, methods in self._by_length.get(len(segments), ()):
             values: dict[str, str] = {}
             for part, segment in zip(known, segments, strict=True):
@@ -88,8 +93,9 @@ class Routes:
                 elif part != segment:
                     break
             else:
-                return methods, values
-        return {}, {}
+                for method, route in methods.items():
+                    routes.setdefault(method, (route, values))
+        return routes
 
 
 def _fixed(part: str) -> str | None:

@@ -238,6 +238,19 @@ def test_delete(served):
     created(served, "gone")
 
 
+def test_a_session_may_be_called_like_a_route(served):
+    """The session "facets" is created, changed and deleted like any other; to read it, a letter is escaped."""
+    created(served, "facets")
+    assert "by_state" in served.request("GET", "/v1/sessions/facets").json
+    assert served.request("GET", "/v1/sessions/%66acets").json["session_id"] == "facets"
+    changed = served.request("PATCH", "/v1/sessions/facets", {"labels": {"x": "1"}}, **BOTH)
+    assert (changed.json["session_id"], changed.json["labels"]) == ("facets", {"x": "1"})
+    assert served.request("GET", "/v1/sessions/facets?colour=red").status == 422
+    assert served.request("POST", "/v1/sessions/facets").headers["allow"] == "DELETE, GET, PATCH"
+    assert served.request("DELETE", "/v1/sessions/facets", **BOTH).status == 204
+    assert served.request("GET", "/v1/sessions/%66acets").status == 404
+
+
 def test_idempotency_key(served):
     """The same call with the same key gets the first answer and writes nothing; another one is refused."""
     key = {"idempotency_key": "k1"}

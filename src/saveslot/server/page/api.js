@@ -37,8 +37,8 @@ export function apiUrl(path, query = {}) {
   return `/v1${path}${text ? `?${text}` : ""}`;
 }
 
-/** @param {string} id */
-export const sessionPath = (id) => `/sessions/${encodeURIComponent(id)}`;
+/** `/sessions/facets` is not a session: one of that id has an escaped letter. @param {string} id */
+export const sessionPath = (id) => `/sessions/${id === "facets" ? "%66acets" : encodeURIComponent(id)}`;
 
 /** @param {string} url @param {RequestInit & {signal?: AbortSignal}} options */
 async function ask(url, options = {}) {

@@ -334,7 +334,17 @@ ROUTES = [
         description="Each facet counts under all other conditions. Labels, signs of life and the histogram come from "
         "the sessions created last, as `looked_at` says.",
     ),
-    Route("GET", "/v1/sessions/{id}", "read", read, "Read a session.", gives=Session, query=SessionReading, tag=TAG),
+    Route(
+        "GET",
+        "/v1/sessions/{id}",
+        "read",
+        read,
+        "Read a session.",
+        gives=Session,
+        query=SessionReading,
+        tag=TAG,
+        description="The session with the id `facets` is `/v1/sessions/%66acets`.",
+    ),
     Route(
         "GET",
         "/v1/sessions/{id}/head",
