@@ -157,7 +157,7 @@ test("a stream begins after the event whose id it is given", async () => {
   await sessions.createSession({ agent_type: "tutor", session_id: "again" });
   const take = async (wanted, until) => {
     const ids = {};
-    for await (const event of sessions.watch({ session_id: ["again"], ...wanted })) {
+    for await (const event of sessions.watch({ session_id: ["again"], kind: ["checkpoint"], ...wanted })) {
       if (event.type === "began") for (const name of ["one", "two", "three"]) await sessions.checkpoint("again", { name });
       if (event.type === "entry") ids[event.data.name] = event.id;
       if (until in ids) return ids;
