@@ -128,3 +128,24 @@ def test_a_second_window_follows(watched, url):
     expect(following.get_by_role("slider")).to_have_attribute("aria-valuenow", str(newest))
     expect(staying.get_by_text("newer →")).to_be_visible()
     expect(staying.get_by_role("slider")).to_have_attribute("aria-valuenow", "5")
+
+
+def test_lists_follow(watched, url):
+    """Sessions shows entries and states of others as they come; a new session waits while the list is scrolled."""
+    for n in range(60):
+        post(url, "/sessions", {"agent_type": "tutor", "session_id": f"filler-{n}"})
+    page = watched.open("/sessions")
+    row = page.locator("tr.row", has_text="filler-59")
+    expect(row).to_contain_text("active")
+    page.wait_for_timeout(1500)
+    post(url, "/sessions/filler-59/checkpoints", {"name": "meanwhile", "put": {"x": 1}})
+    expect(row.locator(".c-at")).to_have_text("meanwhile")
+    post(url, "/sessions/filler-59/pause", {})
+    expect(row.locator(".c-state")).to_contain_text("paused")
+    post(url, "/sessions", {"agent_type": "tutor", "session_id": "newest"})
+    expect(page.locator("tr.row").first).to_contain_text("newest")
+    page.locator(".table-scroll").evaluate("it => it.scrollTo(0, 400)")
+    page.wait_for_timeout(300)
+    post(url, "/sessions", {"agent_type": "tutor", "session_id": "later"})
+    page.get_by_role("button", name="1 new").click()
+    expect(page.get_by_role("link", name="later", exact=True)).to_have_count(1)

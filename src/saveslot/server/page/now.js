@@ -14,7 +14,7 @@ import { go, place, sessionUrl } from "./places.js";
 import { actionButton } from "./session.js";
 import { shapeSource } from "./shapes.js";
 import { smallTape } from "./small_tape.js";
-import { connected, onEntry } from "./stream.js";
+import { connected, onDigest } from "./stream.js";
 import { healthView } from "./health.js";
 import { throughput, throughputView } from "./throughput.js";
 import { each, html, signal } from "./view.js";
@@ -22,9 +22,11 @@ import { each, html, signal } from "./view.js";
 /** @typedef {{id: string, state: "orphaned" | "failed" | "late", agent: string, reason: string, owner: string, since: number}} Need */
 
 const HOUR = 3600;
-// Seconds between two looks for what no entry tells: that a worker is silent.
-const LOOK = 3;
+// Seconds between two readings of the rows while sessions change, at least; and between those of what changes slowly.
+const LOOK = 2;
 const SLOW = 15;
+// Milliseconds after which news is read: what belongs together comes together.
+const SETTLE = 300;
 // Rows: of what needs a person, of failures with one reason before they are drawn as one, at work, and of the newest events.
 const NEEDS = 12;
 const ALIKE = 3;
@@ -72,15 +74,23 @@ export function nowScreen() {
   const shapes = shapeSource();
   const rate = throughput();
   let timer = 0;
-  let soon = 0;
   let slow = 0;
+  let read = 0;
+  let digested = false;
   let pointerInside = false;
+
+  /** Read rows once news has settled, and not again at once, however much happens. */
+  function soon() {
+    timer ||= setTimeout(load, Math.max(SETTLE, read + LOOK * 1000 - performance.now()));
+  }
 
   async function load() {
     clearTimeout(timer);
+    timer = 0;
+    read = performance.now();
     try {
-      const [counts, failures, page] = await Promise.all([get("/sessions/facets", { level: "cached" }), get("/failures", { since: HOUR }), get("/sessions", { state: "active", sort: "changed", limit: 50 })]);
-      facets.value = counts;
+      const [counts, failures, page] = await Promise.all([digested ? null : get("/sessions/facets", { level: "cached" }), get("/failures", { since: HOUR }), get("/sessions", { state: "active", sort: "changed", limit: 50 })]);
+      if (!digested) tally(counts.by_state, counts.orphaned);
       const found = needs(failures, page.items);
       // Rows do not move under the pointer or the focus: an order that differs waits.
       if (!pointerInside || found.length === 0) wanting.value = found;
@@ -93,11 +103,16 @@ export function nowScreen() {
     } catch {
       // The stream's banner says that the server does not answer; this looks again all the same.
     }
-    timer = setTimeout(load, LOOK * 1000);
+  }
+
+  /** @param {Record<string, number>} states @param {number} orphaned */
+  function tally(states, orphaned) {
+    facets.value = { by_state: states, orphaned, sessions: Object.values(states).reduce((sum, n) => sum + n, 0) };
   }
 
   /** What changes slowly, or costs more. */
   async function loadSlow() {
+    soon(); // a failure may be an hour old by now
     try {
       const [numbers, storage, buckets] = await Promise.all([get("/stats"), get("/storage"), get("/stats/buckets", { bucket: HOUR, since: 24 * HOUR })]);
       stats.value = numbers;
@@ -109,12 +124,13 @@ export function nowScreen() {
     slow = setTimeout(loadSlow, SLOW * 1000);
   }
 
-  const stopStream = onEntry({}, (entry) => {
-    rate.take(entry);
-    newest.value = [entry, ...newest.peek()].slice(0, NEWEST);
-    if (["created", "failed", "completed", "paused", "resumed", "claimed", "recovered", "rollback", "tombstone"].includes(entry.kind) && !soon) {
-      soon = setTimeout(() => { soon = 0; load(); }, 300);
-    }
+  const stopStream = onDigest((digest) => {
+    digested = true;
+    rate.take(digest);
+    tally(digest.by_state, digest.orphaned);
+    const entries = digest.touched.filter(({ seq }) => seq).slice(-NEWEST).reverse();
+    newest.value = [...entries.map((touched) => ({ ...touched, cursor: "", session_id: touched.id, timestamp: new Date(now.peek() * 1000).toISOString(), bytes: null })), ...newest.peek()].slice(0, NEWEST);
+    soon();
   });
   load();
   loadSlow();
@@ -197,8 +213,8 @@ export function nowScreen() {
     if (!facets.value) return html`<div class="panel loading"></div>`;
     if (!facets.value.sessions) return emptyView();
     return html`${sentence()}${counters()}<div class="now-columns"><div class="stack">${needsPanel()}${wall()}</div>
-      <div class="stack">${throughputView(rate)}${healthView(stats.value, tiers.value)}<section class="panel" aria-label="Just now"><header class="panel-head"><h2>Just now</h2><span class="push"></span><a class="quiet-link" href="/events">all events</a></header>${newest.value.length ? eventRows(newest.value, true) : html`<p class="soft pad">waiting for the next entry</p>`}</section></div></div>`;
+      <div class="stack">${throughputView(rate, stats.value?.rates["60s"].bytes)}${healthView(stats.value, tiers.value)}<section class="panel" aria-label="Just now"><header class="panel-head"><h2>Just now</h2><span class="push"></span><a class="quiet-link" href="/events">all events</a></header>${newest.value.length ? eventRows(newest.value, true) : html`<p class="soft pad">waiting for the next entry</p>`}</section></div></div>`;
   }
 
-  return { title: "Now", view, dispose: () => { stopStream(); clearTimeout(timer); clearTimeout(soon); clearTimeout(slow); shapes.stop(); rate.stop(); } };
+  return { title: "Now", view, dispose: () => { stopStream(); clearTimeout(timer); clearTimeout(slow); shapes.stop(); rate.stop(); } };
 }

@@ -11,7 +11,7 @@ import { go, place, replace, sessionUrl, withQuery } from "./places.js";
 import { TOKENS, fromUrl, parse, print, toApi, toCli } from "./query.js";
 import { shapeSource } from "./shapes.js";
 import { smallTape } from "./small_tape.js";
-import { onEntry } from "./stream.js";
+import { onDigest } from "./stream.js";
 import { effect, each, html, memo, signal } from "./view.js";
 import { savedViews } from "./saved_views.js";
 
@@ -19,8 +19,8 @@ import { savedViews } from "./saved_views.js";
 
 const PAGE = 100;
 const AHEAD = 12;
-// Milliseconds after which changes of rows in sight are read, all at once.
-const SETTLE = 700;
+// Milliseconds after which the first page is read again, once sessions of it changed or new ones came.
+const SETTLE = 2000;
 
 export function sessionsScreen() {
   const rows = signal(/** @type {readonly Row[]} */ ([]));
@@ -33,7 +33,8 @@ export function sessionsScreen() {
   /** The filter is selected, not the sessions that it finds now. */
   const whole = signal(false);
   let anchor = 0;
-  const fresh = signal(/** @type {ReadonlySet<string>} */ (new Set()));
+  /** New sessions that wait for the list to be at its top. */
+  const fresh = signal(0);
   const scroll = signal({ top: 0, height: 800 });
   const text = signal(print(fromUrl(place.peek().query)));
   const shapes = shapeSource();
@@ -57,7 +58,7 @@ export function sessionsScreen() {
       rows.value = page.items;
       next.value = page.next;
       facets.value = counts;
-      fresh.value = new Set();
+      fresh.value = 0;
       trouble.value = "";
       cursor.value = Math.min(cursor.peek(), page.items.length - 1);
     } catch (error) {
@@ -91,13 +92,23 @@ export function sessionsScreen() {
   /** @type {Set<string>} */
   const touched = new Set();
   let timer = 0;
-  const stopStream = onEntry({}, ({ session_id: id, kind }) => {
-    if (kind === "created") {
-      if (scroll.peek().top < 10) touched.add("");
-      else fresh.value = new Set([...fresh.peek(), id]);
-    } else if (rows.peek().some((row) => row.session_id === id)) touched.add(id);
-    if (!timer && touched.size) timer = setTimeout(refresh, SETTLE);
+  const stopStream = onDigest((digest) => {
+    const { created = 0 } = digest.counts_by_kind;
+    if (created && scroll.peek().top < 10) touched.add("");
+    else fresh.value += created;
+    const changes = new Map(digest.touched.map((change) => [change.id, change]));
+    const known = rows.peek().filter((row) => changes.has(row.session_id));
+    for (const row of known) touched.add(row.session_id);
+    if (known.length) rows.value = rows.peek().map((row) => changed(row, changes.get(row.session_id)));
+    if (touched.size || digest.more) timer ||= setTimeout(refresh, SETTLE);
   });
+
+  /** A row as its newest event left it; its other cells follow with the next reading. @param {Row} row @param {import("./stream.js").Touched | undefined} change @returns {Row} */
+  function changed(row, change) {
+    if (!change) return row;
+    const { seq, kind, name, state, owner } = change;
+    return { ...row, state, orphaned: row.orphaned && owner === row.owner?.worker, entries: seq || row.entries, owner: owner === null ? null : { ...row.owner, worker: owner }, newest: kind === "checkpoint" ? { ...row.newest, seq, name, kind } : row.newest };
+  }
 
   async function refresh() {
     timer = 0;
@@ -259,7 +270,7 @@ export function sessionsScreen() {
       <div><div class="search"><input type="search" aria-label="Search sessions" placeholder="id, user, text, or state: agent: user: label: before:" .value=${text.value} @input=${typed}><kbd aria-hidden="true">/</kbd></div>
       <section class="panel list"><div class="list-head"><b aria-live="polite">${total === undefined ? "" : many(total, "session")}</b>
         ${trouble.value ? html`<span class="s-failed">${trouble.value}</span>` : null}
-        ${fresh.value.size ? html`<button class="quiet" @click=${load}>${count(fresh.value.size)} new ↑</button>` : null}
+        ${fresh.value ? html`<button class="quiet" @click=${load}>${count(fresh.value)} new ↑</button>` : null}
         ${facets.value && total ? histogram(facets.value.created, facets.value.looked_at, (from, to) => narrow({ after: from, before: to })) : null}</div>
         ${!rows.value.length && loading.value ? html`<div class="grey-bars" aria-hidden="true"><i></i><i></i><i></i></div>` : rows.value.length ? table() : noMatch()}</section></div></div>
       ${bulkBar(choice(), { total: total ?? 0, whole: whole.value, all: () => (whole.value = true), none: selectNone, done: load })}`;

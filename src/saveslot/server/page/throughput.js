@@ -12,10 +12,10 @@ const [WIDTH, HEIGHT] = [330, 64];
 
 export function throughput() {
   const seconds = signal(/** @type {readonly {checkpoints: number, bytes: number}[]} */ (Array(SECONDS).fill({ checkpoints: 0, bytes: 0 })));
-  let current = { checkpoints: 0, bytes: 0 };
+  let current = 0;
   const timer = setInterval(() => {
-    seconds.value = [...seconds.peek().slice(1), current];
-    current = { checkpoints: 0, bytes: 0 };
+    seconds.value = [...seconds.peek().slice(1), { checkpoints: current, bytes: 0 }];
+    current = 0;
   }, 1000);
   const stored = signal(/** @type {readonly {checkpoints: number, bytes: number}[] | null} */ (null));
   let again = 0;
@@ -30,11 +30,8 @@ export function throughput() {
   return {
     seconds,
     stored,
-    /** @param {import("./stream.js").Entry} entry */
-    take({ kind, bytes }) {
-      if (kind === "checkpoint") current.checkpoints++;
-      current.bytes += bytes ?? 0;
-    },
+    /** @param {import("./stream.js").Digest} digest */
+    take: ({ counts_by_kind: counts }) => (current += counts.checkpoint ?? 0),
     stop() {
       clearInterval(timer);
       clearTimeout(again);
@@ -43,8 +40,8 @@ export function throughput() {
   };
 }
 
-/** @param {ReturnType<typeof throughput>} rate */
-export function throughputView({ seconds, stored }) {
+/** @param {ReturnType<typeof throughput>} rate @param {number | undefined} bytes a second, over the last minute: digests do not count them */
+export function throughputView({ seconds, stored }, bytes) {
   const chosen = WINDOWS[place.value.query.get("window") ?? ""] ? place.value.query.get("window") : "60s";
   const values = (chosen === "60s" ? seconds.value : stored.value) ?? [{ checkpoints: 0, bytes: 0 }, { checkpoints: 0, bytes: 0 }];
   const most = Math.max(chosen === "60s" ? 4 : 0.01, ...values.map(({ checkpoints }) => checkpoints));
@@ -53,7 +50,8 @@ export function throughputView({ seconds, stored }) {
   const step = WIDTH / (values.length - 1);
   const line = values.map(({ checkpoints }, i) => `${i ? "L" : "M"}${(i * step).toFixed(1)} ${(HEIGHT - (checkpoints / most) * (HEIGHT - 4)).toFixed(1)}`).join("");
   const perSecond = mean("checkpoints");
+  const written = chosen === "60s" ? bytes : mean("bytes");
   return html`<section class="panel" aria-label="Throughput"><header class="panel-head"><h2>Throughput</h2><span class="push segments">${["60s", "1h", "24h"].map((name) => html`<button aria-pressed=${String(name === chosen)} @click=${() => replace(withQuery({ window: name === "60s" ? null : name }))}>${name.replace(/(\d)([a-z])/, "$1 $2")}</button>`)}</span></header>
-    <div class="pad"><div class="figures"><span><b>${perSecond < 10 ? perSecond.toFixed(perSecond && perSecond < 0.1 ? 3 : 1) : count(Math.round(perSecond))}</b> checkpoints/s</span><span><b>${size(Math.round(mean("bytes")))}</b>/s</span></div>
+    <div class="pad"><div class="figures"><span><b>${perSecond < 10 ? perSecond.toFixed(perSecond && perSecond < 0.1 ? 3 : 1) : count(Math.round(perSecond))}</b> checkpoints/s</span>${written === undefined ? null : html`<span><b>${size(Math.round(written))}</b>/s</span>`}</div>
     <svg class="throughput" viewBox=${`0 0 ${WIDTH} ${HEIGHT + 2}`} role="img" aria-label=${`${perSecond.toFixed(1)} checkpoints a second; at most ${most.toFixed(1)}, over ${chosen}`}><path class="area" d=${`${line}V${HEIGHT}H0z`}/><path class="line" d=${line}/></svg></div></section>`;
 }
