@@ -31,6 +31,6 @@ def test_development_tools_are_not_published():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     services = {"cli", "crypto", "http", "postgres", "server", "stack", "valkey", "yaml"}
-    frameworks = {"agent-framework", "claude", "langgraph", "mcp", "openai"}
+    frameworks = {"agent-framework", "claude", "langgraph", "mcp", "openai", "pydantic-ai"}
     assert set(extras) == services | frameworks | {"all", "testing"}
     assert extras["all"] == ["saveslot[cli,postgres,valkey,yaml,crypto]"]

@@ -50,6 +50,11 @@ def test_agent_framework(reader):
     Page("docs/frameworks/agent-framework.md").run()
 
 
+def test_pydantic_ai(reader):
+    """docs/frameworks/pydantic-ai.md runs from top to bottom, with the framework's own test model."""
+    Page("docs/frameworks/pydantic-ai.md").run()
+
+
 def test_mcp(reader):
     """docs/frameworks/mcp.md runs from top to bottom."""
     Page("docs/frameworks/mcp.md").run()

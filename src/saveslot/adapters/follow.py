@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -47,8 +47,10 @@ class New(msgspec.Struct, frozen=True):
 
 
 @with_a_fresh_head
-async def look(sessions: SessionManager, session_id: str, last: dict[str, int] | None) -> tuple[Data, Sight]:
-    """Return the newest state, and what its reader has seen; with `last`, only the ends of those lists."""
+async def look(
+    sessions: SessionManager, session_id: str, last: dict[str, int] | None, keys: Sequence[str] = ()
+) -> tuple[Data, Sight]:
+    """Return the newest state, and what its reader has seen; with `last`, only `keys` and the ends of those lists."""
     head = await sessions.reader.head(session_id, state=last is None)
     if head is None:
         return {}, NOTHING
@@ -56,22 +58,22 @@ async def look(sessions: SessionManager, session_id: str, last: dict[str, int] |
         raise head.row.locked
     newest = await sessions.reader.newest(head)
     sight = Sight(head.row.key, version(newest.seq, newest.append_id), head.last.data_seq)
-    if last == {}:
+    if last == {} and not keys:
         return {}, sight
     log = sessions.engine.cache.get((sessions.namespace, session_id))
     if log is not None and log.at.append_id == head.last.append_id and log.ready is not None:
-        return known_data(log.ready, last), sight
+        return known_data(log.ready, last, keys), sight
     entry = await sessions.reader.data_entry(head, head.last)
     if entry is None:
         return {}, sight
     if last is None:
         return (await sessions.reader.timeline(head, [entry])).state(entry).value(), sight
-    return await sessions.reader.part(head, entry, (), last), sight
+    return await sessions.reader.part(head, entry, keys, last), sight
 
 
-def known_data(state: codec.State, last: dict[str, int] | None) -> Data:
-    """Decode a state that this process knows from its last write; of a list, only its end."""
-    data: Data = {}
+def known_data(state: codec.State, last: dict[str, int] | None, keys: Sequence[str] = ()) -> Data:
+    """Decode a state that this process knows from its last write; with `last`, only `keys` and the ends of lists."""
+    data: Data = {key: codec.decode(state.texts[key], tagged=state.tagged) for key in keys if key in state.texts}
     for key in state.texts if last is None else last:
         text = state.texts.get(key, b"[]")
         if last is not None:
