@@ -353,7 +353,7 @@ async def watch(sessions: Space, id: str | None = None, after: str | int | None 
     `after` is an event's `cursor`; for one session it may be a seq (0: from the start).
     """
     key: bytes | None = None
-    cursor = after if isinstance(after, str) else None
+    cursor = as_text(after, "after") if isinstance(after, str) else None
     after = after if after is None or isinstance(after, str) else as_count(after, "after")
     if id is not None:
         head = await sessions.lookup.existing(id)
