@@ -116,6 +116,22 @@ def test_pause_pin_and_fork(watched, url):
     expect(page.get_by_role("heading", level=1)).to_have_text("trip-porto")
 
 
+def test_copying_a_command_in_a_dialog_changes_nothing(watched, url):
+    """The copy buttons of a dialog copy a command for this server, and neither fork nor close the dialog."""
+    page = watched.open("/sessions/trip-lisbon?at=5")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    expect(page.locator(".actions button").first).to_be_visible()
+    page.keyboard.press("f")
+    page.get_by_label("Id of the fork").fill("trip-porto")
+    page.get_by_role("dialog").get_by_role("button", name="copy as CLI").click()
+    expect(page.locator(".toast")).to_contain_text("Copied: saveslot fork")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == f"saveslot fork trip-lisbon --at 5 --as trip-porto --store {url}"
+    page.get_by_role("dialog").get_by_role("button", name="copy as curl").click()
+    expect(page.get_by_label("Id of the fork")).to_be_visible()
+    assert "trip-porto" not in {row["session_id"] for row in get(url, "/sessions")["items"]}
+
+
 def test_recover_and_delete(watched, url):
     """A failed session is recovered after its outlook was shown; deleting asks for the id."""
     page = watched.open("/sessions/review-8812")

@@ -2,7 +2,7 @@
 /** Many sessions at once: when they save, how far they get, how long it takes, why they fail. */
 import { apiUrl, get } from "./api.js";
 import { logHistogram, withTable } from "./charts.js";
-import { cli, copyButtons, curl } from "./copy.js";
+import { cli, copyButtons, copyText, curl } from "./copy.js";
 import { clipped, count, many, moment, plain, size, span } from "./format.js";
 import { place, replace, withQuery } from "./places.js";
 import { effect, each, html, signal } from "./view.js";
@@ -73,7 +73,7 @@ export function analyticsScreen() {
   /** @param {any} p @param {(value: number) => string} text */
   const percentiles = (p, text) => (p?.count ? html`<span class="push soft">${["p50", "p90", "p99", "max"].map((word) => html`<span class="figure">${word === "max" ? "most" : word} <b>${text(p[word])}</b></span> `)}</span>` : null);
 
-  const shortcuts = () => [{ keys: ["r"], text: "read again", run: load, where: "Analytics" }, { keys: ["y"], text: "copy as CLI", run: () => navigator.clipboard.writeText(command()), where: "Analytics" }];
+  const shortcuts = () => [{ keys: ["r"], text: "read again", run: load, where: "Analytics" }, { keys: ["y"], text: "copy as CLI", run: () => copyText(command(), "the command"), where: "Analytics" }];
   const command = () => {
     const [agent, since, first, then] = ["agent", "since", "from", "to"].map((name) => query().get(name));
     return cli(["stats", ...(agent ? ["--agent", agent] : []), ...(since ? ["--newer-than", since] : []), ...(first && then ? ["--between", first, then] : [])]);

@@ -1,7 +1,7 @@
 // @ts-check
 /** Two states side by side: of one session, or of two. */
 import { Failure, apiUrl, get, sessionPath } from "./api.js";
-import { cli, copyButtons, curl } from "./copy.js";
+import { cli, copyButtons, copyText, curl } from "./copy.js";
 import { dotted, many, moment, plain, size } from "./format.js";
 import { icon, stateWord } from "./icons.js";
 import { SIGNS, change, words } from "./operations.js";
@@ -88,7 +88,7 @@ export function compareScreen() {
   const swap = () => replace(withQuery({ a: query().get("b"), b: query().get("a") }));
   const shortcuts = () => [
     { keys: ["x"], text: "swap A and B", run: swap, where: "Compare" },
-    { keys: ["y"], text: "copy as CLI", run: () => navigator.clipboard.writeText(command()), where: "Compare" },
+    { keys: ["y"], text: "copy as CLI", run: () => copyText(command(), "the command"), where: "Compare" },
   ];
   const command = () => cli(["diff", query().get("a") ?? "", query().get("b") ?? ""]);
 

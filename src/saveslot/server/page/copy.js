@@ -7,10 +7,11 @@ import { html } from "./view.js";
 /** @param {string} text one word of a shell */
 export const quoted = (text) => (/^[\w@%+=:,./~-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
 
-/** @param {string[]} words after `saveslot` */
+/** For any shell: with this server's address, but for tokens, which need the store itself. @param {string[]} words after `saveslot` */
 export function cli(words) {
-  const space = namespace();
-  return ["saveslot", ...words, ...(space === "default" ? [] : ["--namespace", space])].map(quoted).join(" ");
+  const store = words[0] === "token" ? [] : ["--store", location.origin];
+  const space = namespace() === "default" ? [] : ["--namespace", namespace()];
+  return ["saveslot", ...words, ...store, ...space].map(quoted).join(" ");
 }
 
 /** @param {string} url below this server @param {{method?: string, ifMatch?: string, body?: unknown}} [request] */
@@ -24,9 +25,23 @@ export function curl(url, { method = "GET", ifMatch, body } = {}) {
 
 /** @param {string} text @param {string} what */
 export async function copyText(text, what) {
-  await navigator.clipboard.writeText(text);
+  if (navigator.clipboard) await navigator.clipboard.writeText(text);
+  else copySelected(text);
   toast(`Copied: ${text.length > 120 ? what : text}`);
 }
 
-/** @param {{cli?: string, curl?: string}} texts */
-export const copyButtons = ({ cli, curl }) => html`${cli ? html`<button class="quiet" @click=${() => copyText(cli, "the command")}>copy as CLI</button>` : null}${curl ? html`<button class="quiet" @click=${() => copyText(curl, "the request")}>copy as curl</button>` : null}`;
+/**
+ * Browsers offer the clipboard only to pages on https and on this machine.
+ * @param {string} text
+ */
+function copySelected(text) {
+  const area = document.createElement("textarea");
+  area.value = text;
+  (document.querySelector("dialog[open]") ?? document.body).append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
+/** Not for submitting: they stand in forms, too. @param {{cli?: string, curl?: string}} texts */
+export const copyButtons = ({ cli, curl }) => html`${cli ? html`<button type="button" class="quiet" @click=${() => copyText(cli, "the command")}>copy as CLI</button>` : null}${curl ? html`<button type="button" class="quiet" @click=${() => copyText(curl, "the request")}>copy as curl</button>` : null}`;

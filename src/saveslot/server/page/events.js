@@ -1,7 +1,7 @@
 // @ts-check
 /** The tail: entries of all sessions as they are written, newest first. */
 import { apiUrl } from "./api.js";
-import { cli, copyButtons, curl } from "./copy.js";
+import { cli, copyButtons, copyText, curl } from "./copy.js";
 import { eventRows } from "./event_rows.js";
 import { count, many } from "./format.js";
 import { place, replace, withQuery } from "./places.js";
@@ -101,7 +101,7 @@ export function eventsScreen() {
   const shortcuts = () => [
     { keys: ["space"], text: "pause or go on", run: pause, where: "Events" },
     { keys: ["/"], text: "filter", run: () => document.querySelector(/** @type {"input"} */ (".search input"))?.focus(), where: "Events" },
-    { keys: ["y"], text: "copy as CLI", run: () => navigator.clipboard.writeText(cli(["tail"])), where: "Events" },
+    { keys: ["y"], text: "copy as CLI", run: () => copyText(cli(["tail"]), "the command"), where: "Events" },
   ];
 
   function view() {

@@ -3,7 +3,7 @@
 import * as actions from "./actions.js";
 import { Failure, apiUrl, get, missing, sessionPath } from "./api.js";
 import { now } from "./clock.js";
-import { cli, copyButtons, curl } from "./copy.js";
+import { cli, copyButtons, copyText, curl } from "./copy.js";
 import { question } from "./dialog.js";
 import { CHECKPOINTS, kindText, story, title } from "./entries.js";
 import { factsView } from "./facts.js";
@@ -248,7 +248,7 @@ export function sessionScreen(id) {
     { keys: ["f"], text: "fork", run: () => !actions.why(subject(), "fork") && verbs.fork() },
     { keys: ["p"], text: "pause or resume", run: () => !actions.why(subject(), session.peek().state === "paused" ? "resume" : "pause") && verbs.pause() },
     { keys: ["."], text: "pin or unpin", run: () => !missing("write") && verbs.pin() },
-    { keys: ["y"], text: "copy as CLI", run: () => navigator.clipboard.writeText(commandHere()) },
+    { keys: ["y"], text: "copy as CLI", run: () => copyText(commandHere(), "the command") },
   ].flatMap((shortcut) => (shortcut.keys[0] === "1" ? ["state", "diff", "messages", "raw"].map((name, i) => ({ keys: [String(i + 1)], text: name, run: () => setTab(name) })) : [shortcut])).map((s) => ({ where: "Tape", ...s })) : []);
 
   /** Go to an entry, loaded or not. @param {number} seq */

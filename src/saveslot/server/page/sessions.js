@@ -3,7 +3,7 @@
 import { apiUrl, get } from "./api.js";
 import { now } from "./clock.js";
 import { bulkBar } from "./bulk.js";
-import { cli, copyButtons, curl } from "./copy.js";
+import { cli, copyButtons, copyText, curl } from "./copy.js";
 import { facetsView, histogram } from "./facets.js";
 import { count, many, plain, short, size } from "./format.js";
 import { icon, stateWord } from "./icons.js";
@@ -206,7 +206,7 @@ export function sessionsScreen() {
     { keys: ["o"], text: "orphaned", run: () => toggle("state", "orphaned") },
     { keys: ["0"], text: "clear filters", run: () => narrow(Object.fromEntries([...Object.values(TOKENS), "text"].map((name) => [name, null]))) },
     { keys: ["/"], text: "search here", run: () => document.querySelector(/** @type {"input"} */ (".search input"))?.focus() },
-    { keys: ["y"], text: "copy as CLI", run: () => navigator.clipboard.writeText(commandHere()) },
+    { keys: ["y"], text: "copy as CLI", run: () => copyText(commandHere(), "the command") },
   ].map((s) => ({ where: "List", ...s }));
 
   const commandHere = () => cli(["ls", ...toCli(current()), ...(sort() === "changed" ? ["--sort", "changed"] : [])]);

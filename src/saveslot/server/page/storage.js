@@ -2,7 +2,7 @@
 /** Where the bytes are. */
 import { apiUrl, get } from "./api.js";
 import { bars, withTable } from "./charts.js";
-import { cli, copyButtons, curl } from "./copy.js";
+import { cli, copyButtons, copyText, curl } from "./copy.js";
 import { count, many, plain, size } from "./format.js";
 import { shape } from "./icons.js";
 import { retention } from "./retention.js";
@@ -58,7 +58,7 @@ export function storageScreen() {
   const tiers = (s) => html`<section class="panel" aria-label="Tiers"><header class="panel-head"><h2>Tiers</h2><span class="soft">as this server sees them since it was started</span></header><div class="table-wrap" tabindex="0"><table class="plain-table wide"><thead><tr><th>Tier</th><th>State</th><th>Role</th><th class="c-number">Calls</th><th class="c-number">p50</th><th class="c-number">p99</th><th class="c-number">Hits</th></tr></thead><tbody>
     ${each(s.tiers, (/** @type {any} */ tier) => tier.name, (tier) => html`<tr><td><b>${plain(tier.name)}</b></td><td><span class=${`state s-${tier.status === "healthy" ? "active" : tier.status === "slow" ? "paused" : "failed"}`}>${shape(STATUS[tier.status] ?? "late")} ${tier.status}</span></td><td class="soft">${tier.role}</td><td class="c-number">${count(tier.calls)}</td><td class="c-number">${milliseconds(tier.p50_ms)}</td><td class="c-number">${milliseconds(tier.p99_ms)}</td><td class="c-number">${tier.hit_rate === null ? "–" : `${Math.round(tier.hit_rate * 100)} %`}</td></tr>`)}</tbody></table></div></section>`;
 
-  const shortcuts = () => [{ keys: ["r"], text: "read again", run: load, where: "Storage" }, { keys: ["y"], text: "copy as CLI", run: () => navigator.clipboard.writeText(cli(["stats"])), where: "Storage" }];
+  const shortcuts = () => [{ keys: ["r"], text: "read again", run: load, where: "Storage" }, { keys: ["y"], text: "copy as CLI", run: () => copyText(cli(["stats"]), "the command"), where: "Storage" }];
 
   function view() {
     const s = storage.value;
