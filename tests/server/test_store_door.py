@@ -21,7 +21,7 @@ from saveslot.stores.http import HttpStore, wire
 from saveslot.stores.sqlite import SqliteStore
 from saveslot.testing.conformance.malformed import malformed
 from saveslot.testing.pen import Pen
-from saveslot.values.log import Outcome, Query, Wanted
+from saveslot.values.log import NO_WORKER, Outcome, Query, Wanted, Worker
 from tests.harness.served import Serving
 
 
@@ -83,6 +83,64 @@ async def test_other_namespaces_are_refused_by_id_and_by_key(door):
         await school.entries(pen.key, Wanted())
     await everything.close()
     await school.close()
+
+
+@pytest.mark.parametrize("same_entry", [False, True])
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_refused_creation_does_not_make_a_key_ones_own(door, together, same_entry):
+    """A token that creates a session under the key of another namespace's is refused, and reaches nothing by it."""
+    url, texts, path = door
+    everything, school = await HttpStore.open(url, texts["all"]), await HttpStore.open(url, texts["school"])
+    direct = await SqliteStore.open(path)
+    theirs = Pen("school-8", os.urandom(8).hex())  # the server has not heard of it
+    begin = theirs.begin()
+    await direct.append([begin])
+    theirs.saw(begin)
+    claim = msgspec.structs.replace(begin, create=Pen("school-7", os.urandom(8).hex(), key=theirs.key).begin().create)
+    if not same_entry:
+        claim.entries = [msgspec.structs.replace(begin.entries[0], append_id=os.urandom(16))]
+    for refused in (
+        lambda: school.append([claim], together=together),
+        lambda: school.entries(theirs.key, Wanted()),
+        lambda: school.append([theirs.group(1)]),
+        lambda: school.purge([theirs.key]),
+    ):
+        with pytest.raises(Forbidden):
+            await refused()
+    fine = Pen("school-7", os.urandom(8).hex()).begin()
+    assert [verdict.outcome for verdict in await school.append([fine])] == [Outcome.APPENDED]
+    assert [verdict.outcome for verdict in await school.append([fine])] == [Outcome.ALREADY]
+    taken = Pen("school-7", fine.create.session_id).begin()
+    [verdict] = await school.append([taken])
+    assert (verdict.outcome, verdict.head.append_id) == (Outcome.CONFLICT, fine.entries[0].append_id)
+    assert len(await everything.entries(theirs.key, Wanted())) == 1
+    for store in (direct, everything, school):
+        await store.close()
+
+
+async def test_a_token_speaks_for_its_own_workers_only(door):
+    """A token neither renews nor ends a worker of another one, nor names it as an owner; its own it does both."""
+    url, texts, _ = door
+    async with (
+        saveslot.open(url, token=texts["all"], namespace="school-7") as theirs,
+        saveslot.open(url, token=texts["school"], namespace="school-7") as mine,
+        theirs.hold("held", create="tutor") as held,
+        mine.hold("my own", create="tutor"),
+    ):
+        store, everything = mine.engine.metered, theirs.engine.metered
+        [row] = [row for row in await store.find(Query(namespace="school-7")) if row.session_id == "held"]
+        for ttl, first in ((0, False), (1, False), (0, True)):
+            with pytest.raises(Forbidden, match="worker"):
+                await store.beat([], Worker(row.owner, "evil", ttl, first=first))
+        with pytest.raises(InvalidInput, match="worker"):  # sessions that errors left would never be orphans
+            await store.beat([], Worker(NO_WORKER, "evil", 1 << 40, first=True))
+        taking = Pen("school-7", "imitated", fence=1, lease=os.urandom(16)).begin()
+        taking.owner = row.owner
+        with pytest.raises(Forbidden, match="worker"):
+            await store.append([taking])
+        await held.checkpoint("still", {"n": 1})
+        [again] = [row for row in await everything.find(Query(namespace="school-7")) if row.session_id == "held"]
+        assert again.left > 0
 
 
 async def test_unknown_keys_are_as_if_there_was_nothing(door):

@@ -136,10 +136,15 @@ def test_revoked_and_rotated_tokens_are_refused_everywhere(tmp_path, cli):
 
 
 def test_the_last_admin_token_stays(tmp_path, cli, capsys):
-    """The last token that can create others cannot be revoked; with a second one, each can be, but not both."""
+    """The last token that can create others cannot be revoked, nor does one for a namespace stand in for it; with a
+    second one, each can be, but not both.
+    """
     url = str(tmp_path / "agents.db")
     cli("create", "root", "--scope", "admin", "--store", url)
     assert main(["token", "revoke", "root", "--store", url]) == 4
+    cli("create", "local", "--scope", "admin", "--namespace", "school-7", "--store", url)
+    assert main(["token", "revoke", "root", "--store", url]) == 4
+    cli("revoke", "local", "--store", url)
     cli("create", "second", "--scope", "admin", "--store", url)
     cli("revoke", "root", "--store", url)
     assert main(["token", "revoke", "second", "--store", url]) == 4
@@ -174,6 +179,15 @@ def test_tokens_may_not_name_the_reserved_namespace(tmp_path, capsys):
     argv = ["token", "create", "ada", "--scope", "read", "--namespace", "$saveslot", "--store", str(tmp_path / "a.db")]
     assert main(argv) == 2
     assert "$saveslot" in capsys.readouterr().err
+
+
+def test_no_namespaces_are_not_all(guarded):
+    """A token for an empty list of namespaces is refused; leaving the list out means all of them."""
+    served, tokens = guarded
+    bearer = {"authorization": f"Bearer {tokens['admin', None]}"}
+    for names, status in (([], 422), ([""], 422), (None, 201)):
+        new = {"name": f"none-{names}", "scope": "read", "namespaces": names}
+        assert served.request("POST", "/v1/tokens", new, **bearer).status == status
 
 
 def test_a_cookie_counts_from_this_servers_pages_only(guarded):

@@ -8,7 +8,6 @@ an orphan like that of a worker that died.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -22,9 +21,9 @@ from saveslot.session import attempts
 from saveslot.session.attempts import Limit
 from saveslot.session.engine import Engine, Space
 from saveslot.session.held import Held
-from saveslot.session.worker import Tenant, jittered
+from saveslot.session.worker import Tenant, jittered, new_worker
 from saveslot.values.checks import Data, Span, as_count, as_label, as_name, as_span
-from saveslot.values.log import ID, NO_WORKER, Head, Worker as WorkerRow
+from saveslot.values.log import NO_WORKER, Head, Worker as WorkerRow
 from saveslot.values.versions import version
 
 R = TypeVar("R")
@@ -174,7 +173,7 @@ async def _beat(sessions: Space, head: Head, lease_id: str) -> None:
 
 
 async def _registered(sessions: Space, name: str) -> Tenant:
-    row = WorkerRow(os.urandom(ID), name, TTL * 1_000_000, first=True)
+    row = WorkerRow(new_worker(sessions.engine.vault), name, TTL * 1_000_000, first=True)
     await sessions.engine.vault.beat((), row)
     row.first = False
     return Tenant(row)

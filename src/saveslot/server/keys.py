@@ -17,7 +17,7 @@ PAGE = 1000
 
 
 class Keys:
-    """The namespaces of sessions, by key. A session never changes its namespace."""
+    """The namespaces of sessions, by key. A session never changes its namespace, so only what the store says counts."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -28,6 +28,9 @@ class Keys:
             self._remember(row.key, row.namespace)
 
     def _remember(self, key: bytes, namespace: str) -> None:
+        if self._known.get(key, namespace) != namespace:  # the session was purged, and its key used anew: look again
+            del self._known[key]
+            return
         if len(self._known) >= REMEMBERED and key not in self._known:
             del self._known[next(iter(self._known))]
         self._known[key] = namespace

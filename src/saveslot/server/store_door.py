@@ -1,7 +1,8 @@
 """`/store`: the ten primitives of a store, for `saveslot.open("http://…")`. States are not decoded here.
 
 Every group is checked before it lands, and every session that a request names must be in a namespace of the token. A
-key alone does not tell its namespace: the store's row does, and is remembered.
+key alone does not tell its namespace: the store's row does, and is remembered. Workers belong to no namespace; their
+ids begin with bytes of the token that they come with, so no token renews or ends the worker of another one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from saveslot.stores.findings import checkup
 from saveslot.stores.http import wire
 from saveslot.stores.wire.loops import stopped
 from saveslot.values.checks import RESERVED
-from saveslot.values.log import ID, Counts, Group, Head, Outcome, Row, Verdict, checked, checked_together
+from saveslot.values.log import ID, NO_WORKER, Counts, Group, Head, Outcome, Row, Verdict, checked, checked_together
 
 R = TypeVar("R", bound=wire.Request)
 
@@ -65,13 +66,33 @@ async def append(call: Call, request: wire.Append) -> wire.Appended:
     if request.together:
         checked_together(groups)
     landed = await call.store.append(groups, together=request.together) if groups else []
-    call.keys.learn(group.create for group in groups if group.create is not None)
+    refusals |= await _taken(call, landing, groups, landed)
+    if request.together and refusals:
+        raise next(iter(refusals.values()))
     verdicts: list[Verdict | None] = [None] * len(request.groups)
     for place in missing:
         verdicts[place] = Verdict(Outcome.MISSING)
     for place, verdict in zip(landing, landed, strict=True):
-        verdicts[place] = verdict
+        verdicts[place] = None if place in refusals else verdict
     return wire.Appended(verdicts, {place: error.to_dict() for place, error in refusals.items()})
+
+
+async def _taken(
+    call: Call, places: Sequence[int], groups: Sequence[Group], landed: Sequence[Verdict]
+) -> dict[int, SaveslotError]:
+    """Remember the sessions that were created; return refusals of those whose key another namespace has, by place."""
+    refusals: dict[int, SaveslotError] = {}
+    for place, group, verdict in zip(places, groups, landed, strict=True):
+        if group.create is None:
+            continue
+        if verdict.outcome is Outcome.APPENDED:
+            call.keys.learn([group.create])
+            continue
+        try:  # what was not written here does not tell whose the key is
+            await call.keys.allowed(call.caller, [group.key])
+        except Forbidden as exc:
+            refusals[place] = exc
+    return refusals
 
 
 def _check(caller: Caller, group: Group) -> None:
@@ -80,10 +101,18 @@ def _check(caller: Caller, group: Group) -> None:
         _require_numbers(entry.seq, entry.at, entry.fence, entry.data_seq, entry.about_seq, entry.base)
         _require_short(entry.name)
     _require_numbers(group.only_stale, group.only_orphan or 0)
+    _require_crew(caller, group.owner)
     if (row := group.create) is not None:
+        _require_crew(caller, row.owner)
         require(caller, row.namespace)
         _require_short(row.namespace, row.session_id, row.agent_type, row.user_id)
         _require_numbers(row.created_at, row.heartbeat, row.fence)
+
+
+def _require_crew(caller: Caller, worker: bytes | None) -> None:
+    """Raise unless a worker is one of this token's: another's heartbeats are neither ended nor imitated."""
+    if worker is not None and worker != NO_WORKER and not worker.startswith(caller.crew):
+        raise Forbidden(f"the worker is not one of token {caller.name}: its id must begin with what hello answered")
 
 
 def _require_short(*names: str) -> None:
@@ -147,8 +176,9 @@ async def beat(call: Call, request: wire.Beat) -> list[int]:
     mine = await call.keys.allowed(call.caller, keys)
     worker = request.worker
     if worker is not None:
-        if len(worker.id) != ID or worker.ttl < 0:
-            raise InvalidInput("worker", f"its id must be {ID} bytes, its ttl 0 or more")
+        if len(worker.id) != ID or worker.id == NO_WORKER or worker.ttl < 0:
+            raise InvalidInput("worker", f"its id must be {ID} bytes of its own, its ttl 0 or more")
+        _require_crew(call.caller, worker.id)
         if call.caller.name:  # lists of workers name the token that they came with
             worker = msgspec.structs.replace(worker, name=f"{worker.name} ({call.caller.name})")
     if call.caller.namespaces is None or len(mine) == len(set(keys)):
@@ -223,7 +253,7 @@ async def tend(call: Call) -> Response:
 
 
 async def hello(call: Call) -> Response:
-    return _answer(wire.Hello(call.store.traits.serial))
+    return _answer(wire.Hello(call.store.traits.serial, call.caller.crew))
 
 
 def _require_keys(keys: Sequence[bytes]) -> None:

@@ -47,6 +47,8 @@ WAIT = 3.0
 STALE = 10.0
 # Seconds between two records of the tokens' last uses.
 RECORD = 60.0
+# Bytes of a worker's id that tell its token; the other half is random.
+CREW = 8
 # Attempts at a revocation that others' changes of tokens overtook.
 TRIES = 10
 
@@ -62,6 +64,11 @@ class Caller(msgspec.Struct, frozen=True):
     def to_dict(self) -> Data:
         namespaces = None if self.namespaces is None else sorted(self.namespaces)
         return {"name": self.name, "scope": self.scope, "namespaces": namespaces}
+
+    @property
+    def crew(self) -> bytes:
+        """How the ids of its workers begin; nothing without a token."""
+        return hashlib.sha256(b"crew" + self.token.encode()).digest()[:CREW] if self.token else b""
 
     def may(self, scope: Scope) -> bool:
         return SCOPES.index(scope) <= SCOPES.index(self.scope)
@@ -82,6 +89,11 @@ class Token(msgspec.Struct, frozen=True):
     @property
     def expired(self) -> bool:
         return self.expires_at is not None and self.expires_at <= now()
+
+    @property
+    def manages(self) -> bool:
+        """Whether it may create, rotate and revoke tokens."""
+        return self.scope == "admin" and self.namespaces is None and not self.expired
 
     @property
     def caller(self) -> Caller:
@@ -108,9 +120,11 @@ async def create(
     expires_at: datetime | None = None,
 ) -> str:
     """Create a token and return its text, which is not stored. `AlreadyExists` if the name is taken."""
+    if namespaces is not None and not namespaces:
+        raise InvalidInput("namespaces", "must name one at least; leave it out for a token of all namespaces")
     context = {
         "scope": _as_scope(scope),
-        "namespaces": None if not namespaces else sorted({_as_namespace(one) for one in namespaces}),
+        "namespaces": None if namespaces is None else sorted({_as_namespace(one) for one in namespaces}),
         "expires_at": None if expires_at is None else as_time(expires_at, "expires_at").isoformat(),
     }
     text, secret = _drawn()
@@ -133,18 +147,17 @@ async def tokens_of(tokens: SessionManager) -> list[Token]:
 
 
 async def revoke(tokens: SessionManager, name: str) -> None:
-    """Revoke a token. The last one with scope admin stays: nobody could create another over HTTP."""
+    """Revoke a token. The last one that manages tokens stays: nobody could create another over HTTP."""
     for _ in range(TRIES):
         session = await _existing(tokens, name)
         token = _token(session)
-        others = [one for one in await tokens_of(tokens) if one.scope == "admin" and one.name != name]
-        keeping = next((one for one in others if not one.expired), None)
-        if token.scope == "admin" and not token.expired and keeping is None:
-            raise Forbidden(f"{name} is the last token with scope admin; create another one first")
+        keeping = next((one for one in await tokens_of(tokens) if one.manages and one.name != name), None)
+        if token.manages and keeping is None:
+            raise Forbidden(f"{name} is the last token with scope admin for all namespaces; create another one first")
         with suppress(Conflict, NotFound):  # someone changed one of the two meanwhile: look again
             async with tokens.together() as t:
                 t.delete_session(name, seen=session.version)
-                if token.scope == "admin" and keeping is not None:  # at the same time that one cannot be revoked
+                if token.manages and keeping is not None:  # at the same time that one cannot be revoked
                     other = await _existing(tokens, keeping.name)
                     t.checkpoint(keeping.name, "stays", {}, seen=other.version)
             return

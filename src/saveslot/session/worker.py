@@ -20,7 +20,7 @@ from saveslot.errors import FORKED, InvalidInput, LeaseLost, SaveslotError, Unav
 from saveslot.stores import Store
 from saveslot.stores.wire.loops import set_within
 from saveslot.values.checks import Data, Span, as_span
-from saveslot.values.log import FOREVER, Head, Worker as WorkerRow
+from saveslot.values.log import FOREVER, ID, Head, Worker as WorkerRow
 
 
 def clock() -> float:
@@ -38,6 +38,12 @@ def jittered(seconds: float) -> float:
 def worker_name() -> str:
     """Return this process's name as a worker: host and process id."""
     return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def new_worker(store: Store) -> bytes:
+    """Return a new worker's id."""
+    crew = store.traits.crew
+    return crew + os.urandom(ID - len(crew))
 
 
 class Holder(Protocol):
@@ -76,7 +82,7 @@ class Worker:
         self, store: Store, tidy: Callable[[Worker], None], *, beat: float, ttl: float, max_block: float
     ) -> None:
         self.name = worker_name()
-        self.row = WorkerRow(os.urandom(16), self.name, round(ttl * 1_000_000), first=True)
+        self.row = WorkerRow(new_worker(store), self.name, round(ttl * 1_000_000), first=True)
         self.ttl = ttl
         self.holders: dict[bytes, Holder] = {}  # by lease
         self.dead: LeaseLost | None = None  # the error, once another worker declared it dead

@@ -39,6 +39,7 @@ class Traits(msgspec.Struct, frozen=True):
 
     serial: bool = False  # one writer at a time for all sessions: long purges pause for other writers
     local: bool = False  # its workers share one machine: it cannot be out of reach for all of them and come back
+    crew: bytes = b""  # how the ids of this process's workers must begin, so that others cannot speak for them
 
 
 class Store(Protocol):

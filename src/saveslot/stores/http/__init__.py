@@ -69,7 +69,7 @@ class HttpStore(Store):
         except BaseException:
             await servers.close()
             raise
-        return cls(servers, Traits(serial=hello.serial))
+        return cls(servers, Traits(serial=hello.serial, crew=hello.crew))
 
     def __repr__(self) -> str:
         return f"<HttpStore {self._servers}>"

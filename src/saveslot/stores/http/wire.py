@@ -100,6 +100,7 @@ class Hello(msgspec.Struct):
     """What a client learns when it opens the store."""
 
     serial: bool
+    crew: bytes = b""  # how the ids of this token's workers begin; no others are taken
 
 
 Request = Append | Heads | Entries | Find | Count | Beat | Events | Empty | Swap | Purge | Scrub | Namespaces
