@@ -7,7 +7,7 @@ import json
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.page.api import get, saveslot
+from tests.page.api import get, post, saveslot
 
 
 def selected(page: Page) -> int:
@@ -104,3 +104,35 @@ def test_unknown_id_says_what_may_have_happened(watched):
     page = watched.open("/sessions/never-was")
     expect(page.get_by_role("heading", level=1)).to_have_text("There is no session never-was here")
     expect(page.get_by_text("saveslot audit never-was")).to_be_visible()
+
+
+def test_large_state_is_read_in_parts(watched, url):
+    """Of a state of 15 MB two levels are read, and children on opening, 200 at a time; changes are marked in it."""
+    post(url, "/sessions", {"agent_type": "reader", "session_id": "large"})
+    pages = {f"page-{n:04}": {"text": "x" * 3000, "links": [n, n + 1]} for n in range(5000)}
+    patch = [{"op": "replace", "path": "/pages/page-0007/links/0", "value": -7}]
+    for body in (
+        {"name": "read", "data": {"pages": pages, "notes": ["a"], "title": "t" * 5000}},
+        {"name": "noted", "append": {"notes": ["b"]}},
+        {"name": "marked", "patch": patch},
+    ):
+        post(url, "/sessions/large/checkpoints", body)
+    page = watched.open("/")
+    sizes: list[int] = []
+    page.on("response", lambda answer: "/checkpoints/" in answer.url and sizes.append(len(answer.body())))
+    page.goto(f"{url}/sessions/large")
+    tree = page.locator(".tree")
+    expect(tree.get_by_role("button", name="pages")).to_contain_text("5,000 keys")
+    expect(tree).to_contain_text("5,000 characters")
+    expect(tree.locator(".tree-row.changed")).to_contain_text("pages")
+    tree.get_by_role("button", name="pages").click()
+    expect(tree).to_contain_text("page-0199")
+    tree.locator(".tree-row.changed").get_by_role("button", name="links").click()
+    expect(tree.locator(".tree-row.changed del")).to_have_text("7")
+    tree.get_by_role("button", name="4,800 more").click()
+    expect(tree).to_contain_text("page-0399")
+    expect(tree.get_by_role("button", name="4,600 more")).to_be_visible()
+    page.keyboard.press("4")
+    expect(page.get_by_role("link", name="Download it as JSON")).to_be_visible()
+    page.wait_for_timeout(300)
+    assert sum(sizes) < 2_000_000

@@ -11,7 +11,7 @@ const page = "../../../src/saveslot/server/page";
 const { effect, flush, memo, signal } = await import(`${page}/view.js`);
 const { clipped, dotted, plain, size, span } = await import(`${page}/format.js`);
 const query = await import(`${page}/query.js`);
-const { placed } = await import(`${page}/states.js`);
+const { placed, withPart } = await import(`${page}/states.js`);
 const { since } = await import(`${page}/messages.js`);
 const { rows } = await import(`${page}/log.js`);
 const { story } = await import(`${page}/entries.js`);
@@ -132,4 +132,12 @@ test("events are filtered by tokens, and a bare word is a session", () => {
 
 test("what is copied is one word of a shell, whatever it holds", () => {
   assert.deepEqual([quoted("a@3"), quoted("it's $HOME")], ["a@3", `'it'\\''s $HOME'`]);
+});
+
+test("parts of a large state stand in their place, and those read before them stay", () => {
+  const outline = { docs: { "…": "list", size: 4, bytes: 900 }, "a/b": { inner: { "…": "object", size: 1, bytes: 12 } } };
+  const first = withPart(outline, "/docs", { value: [1, 2], start: 0 });
+  assert.deepEqual(withPart(first, "/docs", { value: [3, 4], start: 2 }).docs, [1, 2, 3, 4]);
+  assert.deepEqual(withPart(outline, "/a~1b/inner", { value: { x: 1 }, start: 0 })["a/b"], { inner: { x: 1 } });
+  assert.equal(outline.docs.size, 4);
 });

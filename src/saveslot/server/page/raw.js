@@ -1,5 +1,6 @@
 // @ts-check
 /** The state as JSON, as it was saved. */
+import { apiUrl, sessionPath } from "./api.js";
 import { copyText } from "./copy.js";
 import { plain } from "./format.js";
 import { html, memo } from "./view.js";
@@ -8,6 +9,9 @@ import { html, memo } from "./view.js";
 const MOST = 400_000;
 
 const text = memo((/** @type {any} */ data) => JSON.stringify(data, null, 2));
+
+/** A large state is not drawn, but can be had whole. @param {string} id @param {number} seq */
+export const rawLink = (id, seq) => html`<p class="boxed note-box">This state is large. <a href=${apiUrl(`${sessionPath(id)}/checkpoints/${seq}`)} download=${`${id}-${seq}.json`}>Download it as JSON</a>, or open it in parts under State.</p>`;
 
 /** @param {string} id @param {number} seq @param {any} data */
 export function raw(id, seq, data) {

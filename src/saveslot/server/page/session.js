@@ -18,13 +18,14 @@ import { messageKey, messages } from "./messages.js";
 import { operationRows, summary } from "./operations.js";
 import { outlookView } from "./outlook.js";
 import { go, place, replace, sessionUrl, withQuery } from "./places.js";
-import { raw } from "./raw.js";
-import { stateSource } from "./states.js";
+import { raw, rawLink } from "./raw.js";
+import { LARGE, at, stateSource, withPart } from "./states.js";
 import { connected, onEntry } from "./stream.js";
 import { trailOf, trailTable, verdict } from "./trail.js";
 import { tape } from "./tape.js";
-import { undo } from "./toast.js";
+import { toast } from "./toast.js";
 import { tree, treeRows } from "./tree.js";
+import { folded } from "./values.js";
 import { effect, html, memo, signal } from "./view.js";
 
 /** @typedef {import("./entries.js").Header} Header */
@@ -33,6 +34,15 @@ import { effect, html, memo, signal } from "./view.js";
 const WINDOW = 120;
 // Milliseconds that the playhead rests before a state is asked for.
 const REST = 40;
+
+/**
+ * A large state with one more part of it, and how many children of each container are still to be read.
+ * @param {any} data @param {ReadonlyMap<string, number>} rests @param {string} path @param {import("./states.js").Part} part
+ */
+function parted(data, rests, path, part) {
+  const left = new Map(rests).set(path, part.next === null ? 0 : part.size - part.next);
+  return { data: withPart(data, path, part), rests: new Map([...left].filter(([, n]) => n)) };
+}
 
 /** @param {string} id */
 export function sessionScreen(id) {
@@ -52,9 +62,11 @@ export function sessionScreen(id) {
   const fold = signal(true);
   const toggled = signal(/** @type {ReadonlySet<string>} */ (new Set()));
   const shown = signal(/** @type {Shown | null} */ (null));
+  /** Containers that were read on opening. @type {Set<string>} */
+  const opened = new Set();
   /** @type {HTMLElement | null} */
   let rowsElement = null;
-  /** @typedef {{seq: number, dataSeq: number, base: number, data: any, operations: import("./operations.js").Operation[], trouble: string}} Shown */
+  /** @typedef {{seq: number, dataSeq: number, base: number, data: any, operations: import("./operations.js").Operation[], trouble: string, large: boolean, rests: ReadonlyMap<string, number>}} Shown `rests`: children of a container that were not read yet */
 
   const query = () => place.value.query;
   const tab = () => query().get("tab") ?? (innerWidth < 700 ? "diff" : "state");
@@ -173,11 +185,12 @@ export function sessionScreen(id) {
     const mine = ++asked;
     setTimeout(async () => {
       if (mine !== asked) return;
-      const value = { seq: entry.seq, dataSeq, base, data: /** @type {any} */ ({}), operations: /** @type {any[]} */ ([]), trouble: "" };
+      const value = { seq: entry.seq, dataSeq, base, data: /** @type {any} */ ({}), operations: /** @type {any[]} */ ([]), trouble: "", large: (entries().find(({ seq }) => seq === dataSeq)?.state_bytes ?? 0) >= LARGE, rests: new Map() };
       try {
-        if (dataSeq) value.data = await states.state(dataSeq);
+        if (value.large) Object.assign(value, parted({}, new Map(), "", await states.outline(dataSeq)));
+        else if (dataSeq) value.data = await states.state(dataSeq);
         if (dataSeq && value.data === null) value.trouble = "This checkpoint was thinned: its data is gone, its entry stays.";
-        else if (dataSeq && base && base !== dataSeq) value.operations = await states.diff(base, dataSeq);
+        else if (dataSeq && base && base !== dataSeq) value.operations = await states.diff(base, dataSeq, value.large);
         else if (dataSeq && !base) value.operations = Object.entries(value.data).map(([key, v]) => ({ op: /** @type {const} */ ("add"), path: `/${key.replaceAll("~", "~0").replaceAll("/", "~1")}`, value: v }));
       } catch (error) {
         if (!(error instanceof Failure)) throw error;
@@ -336,18 +349,37 @@ export function sessionScreen(id) {
     scroll.value = logList.box(element);
   }
 
-  const rowsOfTree = memo((/** @type {Shown} */ s, /** @type {boolean} */ folding, /** @type {ReadonlySet<string>} */ t) => tree(treeRows(s.data, s.operations, { fold: folding, toggled: t }), (p) => {
+  const rowsOfTree = memo((/** @type {Shown} */ s, /** @type {boolean} */ folding, /** @type {ReadonlySet<string>} */ t) => tree(treeRows(s.data, s.operations, { fold: folding, toggled: t, opened, rests: s.rests }), toggle));
+
+  /** Open or close a container of the state; what was not read yet is read now. @param {string} p */
+  async function toggle(p) {
+    const s = /** @type {Shown} */ (shown.peek());
+    const container = p.endsWith("…") ? p.slice(0, -1) : p;
+    const more = p !== container && s.rests.has(container);
+    if (more || folded(at(s.data, p))) {
+      try {
+        const part = await states.part(s.dataSeq, container, more ? Object.keys(at(s.data, container)).length : 0);
+        const newest = shown.peek();
+        if (newest?.dataSeq !== s.dataSeq) return;
+        opened.add(container);
+        shown.value = { ...newest, ...parted(newest.data, newest.rests, container, part) };
+      } catch (error) {
+        if (!(error instanceof Failure)) throw error;
+        toast(error.message);
+      }
+      if (!more || toggled.peek().has(p)) return;
+    }
     const next = new Set(toggled.peek());
     if (!next.delete(p)) next.add(p);
     toggled.value = next;
-  }));
+  }
   const diffOf = memo((/** @type {Shown} */ s) => operationRows(s.operations));
 
   function centre() {
     const entry = current();
     const s = shown.value;
     const fresh = s && s.seq === entry.seq ? s : null;
-    const key = s && !s.trouble ? messageKey(s.data) : "";
+    const key = s && !s.trouble && !s.large ? messageKey(s.data) : "";
     const name = tab() === "messages" && !key ? "state" : tab();
     const base = entries().find(({ seq }) => seq === baseOf(entry));
     const own = CHECKPOINTS.has(entry.kind);
@@ -367,7 +399,7 @@ export function sessionScreen(id) {
         : !s.dataSeq ? html`<p class="soft pending">The agent has saved nothing yet.</p>`
         : name === "diff" ? (s.operations.length ? diffOf(s) : html`<p class="soft pending">Nothing changed.</p>`)
         : name === "messages" ? messages({ data: s.data, key, story: storyOf(entries(), orphaned(), silent()), index: index(), operations: s.operations, before: s.base })
-        : name === "raw" ? raw(id, s.dataSeq, s.data)
+        : name === "raw" ? s.large ? rawLink(id, s.dataSeq) : raw(id, s.dataSeq, s.data)
         : rowsOfTree(s, fold.value, toggled.value)}</div></section>`;
   }
 

@@ -14,10 +14,12 @@ const MOST = 200;
  * Rows of a state; pure.
  * @param {any} state
  * @param {readonly Operation[]} operations that led to it
- * @param {{fold: boolean, toggled: ReadonlySet<string>}} view `toggled`: containers that stand otherwise than by default
+ * @param {{fold: boolean, toggled: ReadonlySet<string>, opened?: ReadonlySet<string>, rests?: ReadonlyMap<string, number>}} view
+ *   `toggled`: containers that stand otherwise than by default; `opened`: those that were read on opening, and of which
+ *   `rests` so many children were not read yet
  * @returns {TreeRow[]}
  */
-export function treeRows(state, operations, { fold, toggled }) {
+export function treeRows(state, operations, { fold, toggled, opened = new Set(), rests = new Map() }) {
   const changes = new Map(operations.filter(({ op }) => op !== "remove").map((op) => [op.path, op]));
   /** @type {Map<string, Operation[]>} */
   const removed = new Map();
@@ -52,7 +54,8 @@ export function treeRows(state, operations, { fold, toggled }) {
       row(value[key], child, key, depth, sign);
     });
     close(keys.length);
-    if (keys.length > MOST && !toggled.has(`${path}…`)) rows.push({ path: `${path}…`, depth, label: `… ${count(keys.length - MOST)} more`, value: null, sign: "", closed: true, heading: true });
+    const hidden = (toggled.has(`${path}…`) ? 0 : Math.max(0, keys.length - MOST)) + (rests.get(path) ?? 0);
+    if (hidden) rows.push({ path: `${path}…`, depth, label: `… ${count(hidden)} more`, value: null, sign: "", closed: true, heading: true });
     for (const op of removed.get(path) ?? []) {
       rows.push({ path: `${op.path} gone`, depth, label: op.path.slice(path.length + 1), value: op.old, sign: "−", closed: null, heading: false });
     }
@@ -60,10 +63,11 @@ export function treeRows(state, operations, { fold, toggled }) {
   /** @param {any} value @param {string} path @param {string} key @param {number} depth @param {string} outer */
   const row = (value, path, key, depth, outer) => {
     const op = changes.get(path);
-    const sign = /** @type {TreeRow["sign"]} */ (outer || (op ? (op.op === "replace" ? "~" : "+") : ""));
+    const inner = folded(value) && touched.has(path) ? "~" : "";
+    const sign = /** @type {TreeRow["sign"]} */ (outer || (op ? (op.op === "replace" ? "~" : "+") : inner));
     const whole = op?.op === "replace" && isContainer(value);
     const container = isContainer(value) && typeof value.role !== "string";
-    const openByDefault = container && !folded(value) && (!fold || touched.has(path) || sign === "+" || !operations.length) && Object.keys(value).length > 0;
+    const openByDefault = container && !folded(value) && (opened.has(path) || !fold || touched.has(path) || sign === "+" || !operations.length) && Object.keys(value).length > 0;
     const closed = container ? toggled.has(path) === openByDefault : null;
     rows.push({ path, depth, label: key, value, sign, old: op?.op === "replace" ? op.old : undefined, closed, heading: container });
     if (container && !closed && !folded(value)) inside(value, path, depth + 1, sign === "+" || whole ? "+" : "");
@@ -74,9 +78,10 @@ export function treeRows(state, operations, { fold, toggled }) {
 
 /** @param {TreeRow} row */
 function content({ value, old, closed, heading, sign }) {
+  if (heading && value === null) return "";
   const lazy = isContainer(value) ? folded(value) : null;
   if (lazy) return html`<span class="soft">${many(lazy.size, lazy.kind === "list" ? "item" : "key")}, ${size(lazy.bytes)}</span>`;
-  if (heading && value !== null) {
+  if (heading) {
     const length = Object.keys(value).length;
     return html`<span class="soft">${many(length, Array.isArray(value) ? "item" : "key")}${closed && length ? ` ${brief(value, 120)}` : ""}</span>`;
   }

@@ -1,6 +1,6 @@
 // @ts-check
 /** What agents saved, as text on one line. Nothing of it is ever markup. */
-import { clipped, many, plain } from "./format.js";
+import { clipped, count, many, plain } from "./format.js";
 import { html } from "./view.js";
 
 /** @param {any} value a list of objects with a role, or of texts, is a list of messages @returns {boolean} */
@@ -10,7 +10,7 @@ export const isMessages = (value) =>
 /** The text of a message, whatever shape its content has. @param {any} message @returns {string} */
 export function messageText(message) {
   if (typeof message === "string") return message;
-  const { content } = message;
+  const content = folded(message.content)?.start ?? message.content;
   if (typeof content === "string") return content;
   if (Array.isArray(content)) return content.map((part) => (typeof part === "string" ? part : (part?.text ?? JSON.stringify(part)))).join("\n");
   const { role, name, ...rest } = message;
@@ -23,11 +23,11 @@ export function tagged(value) {
   return Array.isArray(tag) && Object.keys(value).length === 1 ? `${tag[0]} ${tag[1]}` : null;
 }
 
-/** A lazy state's place for a container that was not sent. @param {any} value @returns {{kind: string, size: number, bytes: number} | null} */
-export const folded = (value) => (value && typeof value === "object" && typeof value["…"] === "string" ? { kind: value["…"], size: value.size, bytes: value.bytes } : null);
+/** What stands in a large state for a container that was not read, or for a long text, of which it has the `start`. @param {any} value @returns {{kind: string, size: number, bytes: number, start?: string} | null} */
+export const folded = (value) => (value && ["object", "list", "text"].includes(value["…"]) && Number.isInteger(value.bytes) ? { kind: value["…"], size: value.size, bytes: value.bytes, start: value.start } : null);
 
 /** @param {any} value @returns {boolean} */
-export const isContainer = (value) => value !== null && typeof value === "object" && tagged(value) === null;
+export const isContainer = (value) => value !== null && typeof value === "object" && tagged(value) === null && folded(value)?.kind !== "text";
 
 /** The leaves of a value on one line. @param {any} value @param {number} [limit] */
 export function brief(value, limit = 160) {
@@ -52,6 +52,8 @@ export function leaf(value) {
   const special = tagged(value);
   if (special !== null) return plain(special);
   if (value === "") return '""';
+  const long = folded(value);
+  if (long?.start) return `${plain(long.start)}… ${count(long.size)} characters`;
   return typeof value === "string" ? clipped(value) : JSON.stringify(value);
 }
 
