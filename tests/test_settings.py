@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import saveslot
+from saveslot import InvalidInput
 from saveslot.cli import main
 from saveslot.opening import default_url, located
 
@@ -205,3 +206,10 @@ def test_unreadable_settings_file_is_not_skipped(places, whose, content):
     with pytest.raises(saveslot.InvalidInput) as caught:
         saveslot.open()
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:7788", "localhost:7788", "agents.example:80"])
+async def test_a_host_and_a_port_are_no_file(place):
+    """The address of a server without http:// would be a file of that name; the error gives both spellings."""
+    with pytest.raises(InvalidInput, match=f"http://{place}.*./{place}"):
+        await saveslot.open(place)

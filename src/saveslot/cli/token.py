@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from saveslot.cli.common import EVERYWHERE, Common
 from saveslot.cli.exits import Misuse
 from saveslot.cli.options import Duration
-from saveslot.cli.screen import Column, Part, Screen, Table, line
+from saveslot.cli.screen import Column, Part, Screen, Table, line, note
 from saveslot.cli.state import DIM
 from saveslot.cli.words import ago
 from saveslot.errors import InvalidInput
@@ -102,7 +102,10 @@ async def token(
         until = None if expires is None else datetime.now(UTC) + expires
         async with place.tokens(create=True) as registry:
             text = await tokens.create(registry, name, scope, namespace, until)
+            only = len(await tokens.tokens_of(registry)) == 1
         _answer(place, name, text)
+        if only:
+            note("this is the store's first token: from now on its servers refuse callers without one")
         return
     async with place.tokens() as registry:
         if action == "rotate":

@@ -157,6 +157,7 @@ BACKENDS = {
 KNOWN = "memory:, sqlite:///file.db, postgresql://user@host/database, valkey://host, http://host"
 # Two characters at least: C: is a drive of Windows.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_HOST = re.compile(r"[A-Za-z0-9.-]+:[0-9]+")
 
 
 def store_url(place: str | os.PathLike[str]) -> str:
@@ -166,6 +167,10 @@ def store_url(place: str | os.PathLike[str]) -> str:
     """
     text = as_text(os.fspath(place) if isinstance(place, os.PathLike) else place, "url")
     if not isinstance(place, os.PathLike):
+        if _HOST.fullmatch(text):
+            raise InvalidInput(
+                "url", f"{text!r} is a host and a port: for a server write http://{text}, for a file ./{text}"
+            )
         if _SCHEME.match(text) or text in BACKENDS:
             return text
         if not (os.path.splitext(text)[1] or os.path.dirname(text)):  # noqa: PTH120, PTH122  (as typed, not normalized)

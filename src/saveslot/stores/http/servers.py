@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from saveslot.errors import SaveslotError, Unavailable, from_dict
+from saveslot.errors import SaveslotError, Unauthorized, Unavailable, from_dict
 from saveslot.stores.http.connection import Answer, Connection
 from saveslot.stores.http.url import Address
 from saveslot.stores.http.wire import MSGPACK, VERSION
@@ -181,6 +181,8 @@ def _error(answer: Answer, place: str) -> SaveslotError:
     if "code" not in fields:
         kind = "does not speak this protocol" if answer.status < 500 else "is not available"  # noqa: PLR2004
         return Unavailable(f"{place} {kind} (HTTP status {answer.status}); check the URL, or retry")
+    if fields["code"] == Unauthorized.code:  # the server says how HTTP carries it
+        fields["message"] = f"{place}: {fields.get('message')}; from Python pass token=, or set SAVESLOT_TOKEN"
     return from_dict(fields)
 
 
