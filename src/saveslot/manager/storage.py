@@ -39,7 +39,7 @@ class AgentType(Answer, frozen=True):
     stored_bytes: int  # in the sample, as all figures below
     per_session_p50: int
     per_session_p99: int
-    ratio: float | None  # whole copies of all states, to what is stored
+    ratio: float | None  # whole copies of all its checkpoints, to what they take
 
 
 class DayOf(Answer, frozen=True):
@@ -65,8 +65,9 @@ class Storage(Answer, frozen=True):
     stored_bytes: int  # of the whole store, all namespaces
     entries: int  # of the whole store
     sessions: int  # of this namespace
-    whole_bytes: int | None  # `stored_bytes`, if every state were kept whole; estimated from the sample
-    ratio: float | None
+    checkpoint_bytes: int  # of the sample's checkpoints
+    whole_bytes: int  # of the sample's checkpoints, if each were a whole copy of its state
+    ratio: float | None  # whole_bytes to checkpoint_bytes
     bytes_per_checkpoint: float | None
     state_bytes: float | None  # of a checkpoint, on average
     by_sort: Sorts
@@ -83,15 +84,15 @@ async def storage(sessions: Space, metrics: Mapping[str, Any]) -> Storage:
     sample = await sampled(sessions)
     entries = [entry for item in sample.sessions for entry in item.log]
     data = [entry for entry in entries if entry.kind in DATA_KINDS]
-    stored, whole = sum(entry.size for entry in entries), sum(map(_weight, data))
-    ratio = whole / stored if stored and whole else None
+    stored, whole = _sizes(data)
     return Storage(
         counts.stored_bytes,
         counts.entries,
         sum(counts.states.values()),
-        None if ratio is None else round(counts.stored_bytes * ratio),
-        ratio,
-        sum(entry.size for entry in data) / len(data) if data else None,
+        stored,
+        whole,
+        whole / stored if stored else None,
+        stored / len(data) if data else None,
         whole / len(data) if data else None,
         _sorts(entries),
         _agent_types(sample.sessions, counts.agent_types),
@@ -100,6 +101,11 @@ async def storage(sessions: Space, metrics: Mapping[str, Any]) -> Storage:
         sample.looked_at,
         moment(sample.now) if sample.now else None,
     )
+
+
+def _sizes(entries: Sequence[Entry]) -> tuple[int, int]:
+    """Return the bytes of these entries, and of the whole states as of each."""
+    return sum(entry.size for entry in entries), sum(map(_weight, entries))
 
 
 def _weight(entry: Entry) -> int:
@@ -128,9 +134,9 @@ def _agent_types(sample: Sequence[Sampled], counts: Mapping[str, int]) -> list[A
     lines: list[AgentType] = []
     for name, sessions in counts.items():
         sizes = sorted(sum(entry.size for entry in log) for log in logs[name])
-        whole = sum(_weight(entry) for log in logs[name] for entry in log if entry.kind in DATA_KINDS)
+        stored, whole = _sizes([entry for log in logs[name] for entry in log if entry.kind in DATA_KINDS])
         middle, most = (sizes[len(sizes) * share // 100] if sizes else 0 for share in (50, 99))
-        lines.append(AgentType(name, sessions, sum(sizes), middle, most, whole / sum(sizes) if sum(sizes) else None))
+        lines.append(AgentType(name, sessions, sum(sizes), middle, most, whole / stored if stored else None))
     return sorted(lines, key=lambda line: -line.stored_bytes)
 
 

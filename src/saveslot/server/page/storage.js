@@ -28,8 +28,8 @@ export function storageScreen() {
   function figures(s) {
     /** @type {[string, string][]} */
     const values = [
-      [size(s.stored_bytes), `stored, in ${many(s.entries, "entry", "entries")}`],
-      ...(s.whole_bytes === null ? [] : [/** @type {[string, string]} */ ([size(s.whole_bytes), "if every state were kept whole"]), /** @type {[string, string]} */ ([`${s.ratio.toFixed(1)} ×`, "smaller, by patches and zstd"])]),
+      [size(s.stored_bytes), `in the store, in ${many(s.entries, "entry", "entries")} of all namespaces`],
+      ...(s.ratio === null ? [] : [/** @type {[string, string]} */ ([size(s.checkpoint_bytes), `of checkpoints, ${ofWhat(s.looked_at)}`]), /** @type {[string, string]} */ ([size(s.whole_bytes), `if each were a whole copy: ${s.ratio.toFixed(1)} times that`])]),
       ...(s.bytes_per_checkpoint === null ? [] : [/** @type {[string, string]} */ ([size(Math.round(s.bytes_per_checkpoint)), `a checkpoint, of ${size(Math.round(s.state_bytes))} of state`])]),
       [count(s.sessions), "sessions in this namespace"],
     ];
