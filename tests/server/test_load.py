@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 
 import psutil
@@ -17,8 +17,10 @@ import pytest
 import zstandard
 
 from saveslot import Unavailable
-from saveslot.server import app, call, run
-from saveslot.server.load import Room
+from saveslot.cli import main
+from saveslot.manager import SessionManager
+from saveslot.server import app, call, run, tokens
+from saveslot.server.load import CALLS, Room
 from saveslot.stores.around.wrapper import PassingStore
 from saveslot.stores.http import HttpStore, wire
 from saveslot.stores.memory import MemoryStore
@@ -77,6 +79,54 @@ def test_what_does_not_fit_is_refused_at_once(serving):
     first.join(60)
     assert answers[0][0] == 200
     assert post(url, "count", COUNT)[0] == 200
+    serving.stop()
+
+
+def test_slow_bodies_take_no_room(tmp_path, capsys):
+    """Requests whose bodies do not arrive keep nobody out, and each is answered once its body has come."""
+    store = str(tmp_path / "s.db")
+    assert main(["token", "create", "slow", "--scope", "read", "--store", store]) == 0
+    slow = capsys.readouterr().out.strip()
+    with serving_process(store) as served, ExitStack() as open_sockets:
+        host, port = served.address.split(":")
+        head = f"POST /store/1/count HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {slow}\r\n"
+        for _ in range(CALLS + 8):
+            client = open_sockets.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            client.sendall(
+                f"{head}content-type: {wire.MSGPACK}\r\ncontent-length: {len(COUNT)}\r\n\r\n".encode() + COUNT[:1]
+            )
+        for path, status in (("/healthz", 200), ("/readyz", 200), ("/v1/count", 200), ("/v1/me", 200)):
+            assert served.request("GET", path, authorization=f"Bearer {slow}").status == status
+        client.sendall(COUNT[1:])
+        assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_token_gets_a_share_of_the_room(serving):
+    """A token with half of all requests under way is refused the next one; another token and /healthz are served."""
+    store = Stuck()
+    texts = []
+
+    async def opened():
+        registry = tokens.registry(SessionManager(store=store))
+        texts.extend([await tokens.create(registry, name, "read") for name in ("greedy", "modest")])
+        return store
+
+    url = serving.serve(opened, room=Room(calls=4))
+    greedy, modest = ({"authorization": f"Bearer {text}"} for text in texts)
+    answers = [asyncio.create_task(asyncio.to_thread(post, url, "count", COUNT, **greedy)) for _ in range(3)]
+    [refused], waiting = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+    assert refused.result()[0] == 503
+    assert b"share" in refused.result()[2]
+    more = asyncio.create_task(asyncio.to_thread(post, url, "count", COUNT, **modest))
+    host, _, name = url.removeprefix("http://").partition("/")
+    connection = HTTPConnection(host, timeout=60)
+    for _ in range(3):
+        connection.request("GET", f"/{name}/healthz")
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (200, b'{"status":"ok"}')
+    connection.close()
+    store.free.set()
+    assert [(await task)[0] for task in (*waiting, more)] == [200, 200, 200]
     serving.stop()
 
 

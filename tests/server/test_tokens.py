@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 from http.client import HTTPConnection
 
@@ -14,6 +15,7 @@ import pytest
 import saveslot
 from saveslot.cli import main
 from saveslot.server.routes import SCOPES, table
+from saveslot.stores.http import wire
 from tests.server.conftest import serving
 
 ROUTES = [pytest.param(route, id=f"{route.method} {route.path}") for route in table()]
@@ -47,7 +49,7 @@ def guarded(tmp_path_factory):
                 name = f"{scope}-{where}"
                 argv = ["token", "create", name, "--scope", scope, "--store", url]
                 tokens[scope, where] = _printed([*argv, "--namespace", where] if where else argv)
-        until(lambda: status(served, "GET", "/v1/me", tokens["read", None]) == 200)
+        until(lambda: status(served, "GET", "/v1/me", tokens["admin", None]) == 200)  # the newest of them
         yield served, tokens
 
 
@@ -133,6 +135,62 @@ def test_revoked_and_rotated_tokens_are_refused_everywhere(tmp_path, cli):
         assert one.request("DELETE", "/v1/tokens/ada", **bearer).status == 204
         assert status(one, "GET", "/v1/me", second) == 401
         until(lambda: status(other, "GET", "/v1/me", second) == 401)
+
+
+def test_nothing_leaves_after_a_revocation(tmp_path, cli):
+    """Watches of a revoked token end at once, at every server, and carry nothing that was appended afterwards."""
+    url = str(tmp_path / "agents.db")
+    root = {"authorization": f"Bearer {cli('create', 'root', '--scope', 'admin', '--store', url)}"}
+    with serving(url) as one, serving(url) as other:
+        text = one.request("POST", "/v1/tokens", {"name": "ada", "scope": "read"}, **root).json["token"]
+        until(lambda: status(other, "GET", "/v1/me", text) == 200)
+        ada = {"authorization": f"Bearer {text}"}
+        streams = [open_stream(served, ada) for served in (one, other)]
+        watch = wire.encode(wire.Events("default", None, None, 10, wire.WATCH))
+        answers: list[tuple[int, bytes]] = []
+
+        def watching(served) -> None:
+            answer = served.request("POST", "/store/1/events", watch, **ada, content_type=wire.MSGPACK)
+            answers.append((answer.status, answer.body))
+
+        threads = [threading.Thread(target=watching, args=(served,)) for served in (one, other)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)  # for the watches to arrive; those that come later are refused as well
+        assert one.request("DELETE", "/v1/tokens/ada", **root).status == 204
+        until(lambda: status(other, "GET", "/v1/me", text) == 401)
+        began = time.monotonic()
+        for n in range(20):
+            one.request("POST", "/v1/sessions", {"agent_type": "tutor", "session_id": f"secret-{n}"}, **root)
+        for thread in threads:
+            thread.join(60)
+        assert [status for status, _ in answers] == [401, 401]
+        assert time.monotonic() - began < wire.WATCH - 1
+        assert b"secret" not in b"".join(body for _, body in answers)
+        for connection, answer in streams:
+            assert b"secret" not in answer.read()  # to its end
+            connection.close()
+
+
+def open_stream(served, headers):
+    connection = HTTPConnection(served.address, timeout=60)
+    connection.request("GET", "/v1/events", headers=headers)
+    answer = connection.getresponse()
+    assert answer.readline() == b"retry: 1000\n"
+    return connection, answer
+
+
+def test_a_token_that_ends_itself_is_answered(tmp_path, cli):
+    """A token that rotates itself gets the new text, and one that revokes itself the word that it did."""
+    url = str(tmp_path / "agents.db")
+    text = cli("create", "root", "--scope", "admin", "--store", url)
+    cli("create", "second", "--scope", "admin", "--store", url)
+    with serving(url) as served:
+        answer = served.request("POST", "/v1/tokens/root/rotate", authorization=f"Bearer {text}")
+        assert answer.status == 200
+        text = answer.json["token"]
+        assert served.request("DELETE", "/v1/tokens/root", authorization=f"Bearer {text}").status == 204
+        assert status(served, "GET", "/v1/me", text) == 401
 
 
 def test_the_last_admin_token_stays(tmp_path, cli, capsys):

@@ -58,7 +58,6 @@ class Server:
         request_id = request.headers.get("x-request-id", "")
         if not (request_id.isascii() and request_id.isprintable() and 0 < len(request_id) <= 100):  # noqa: PLR2004
             request_id = uuid4().hex
-        entered: list[Call] = []  # counted in the room until the answer was sent
         began, status = perf_counter(), 499  # as proxies count a client that went away
         call: Call | None = None
         try:
@@ -67,7 +66,7 @@ class Server:
             except (Problem, NotFound) as exc:
                 response = _refusal(exc, request, request_id)
             else:
-                response = await self._answer(call, entered)
+                response = await self._answer(call)
             status = response.status_code
             response.headers["x-request-id"] = request_id
             for name, value in SAFE.items():
@@ -76,16 +75,15 @@ class Server:
         except ClientDisconnect:
             return
         finally:
-            if entered:
-                self.room.leave(stream=entered[0].route.streams, held=entered[0].held)
+            if call is not None:
+                call.end()
             self.seen.add(call, request.method, status, perf_counter() - began, request_id)
 
-    async def _answer(self, call: Call, entered: list[Call]) -> Response:
+    async def _answer(self, call: Call) -> Response:
         request, request_id = call.request, call.request_id
         try:
             admit(call, self.rates)
-            self.room.enter(stream=call.route.streams)
-            entered.append(call)
+            call.enter()
             if call.route.streams or call.route.long:
                 return await _responded(call)
             call.deadline = deadline = asyncio.timeout(WITHIN)
@@ -143,4 +141,7 @@ async def _responded(call: Call) -> Response:
     except (Problem, SaveslotError):
         await conditions.check(call)
         raise
-    return await call.route.respond(call)
+    response = await call.route.respond(call)
+    if not call.route.streams and call.route.scope != "admin":  # a token that revokes or rotates itself is answered
+        call.require_counting()
+    return response

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from saveslot import codec
-from saveslot.errors import Corrupt, InvalidInput, TooLarge, Unavailable
+from saveslot.errors import Corrupt, InvalidInput, TooLarge, Unauthorized, Unavailable
 from saveslot.manager import SessionManager
 from saveslot.server.keys import Keys
 from saveslot.server.load import SENDING, WITHIN, Room, decompressed
@@ -61,6 +61,7 @@ class Call:
         self.room = room
         self.seen = seen
         self.held = 0  # bytes of its body in memory
+        self.entered = False  # counted in the room
         self.deadline: asyncio.Timeout | None = None
 
     @property
@@ -82,12 +83,34 @@ class Call:
         """Whether the caller's token still counts. A stream asks before each event, and ends if not."""
         return self.tokens.counts(self.caller)
 
+    def require_counting(self) -> None:
+        """Raise if the caller's token ended while the request was under way: nothing leaves the server after that."""
+        if not self.counts:
+            raise Unauthorized("the token was revoked, replaced or expired meanwhile; a write of it may have landed")
+
+    def enter(self) -> None:
+        """Take up room, unless the route answers also when there is none."""
+        if not self.route.always:
+            self.room.enter(self.caller.token, stream=self.route.streams)
+            self.entered = True
+
+    def leave(self) -> None:
+        if self.entered:
+            self.entered = False
+            self.room.leave(self.caller.token, stream=self.route.streams)
+
+    def end(self) -> None:
+        """Give back the room, and that of the body."""
+        self.leave()
+        self.room.held -= self.held
+
     async def body(self) -> bytes:
         """Read the body, decompressed; `TooLarge` before more than `route.largest` bytes are in memory.
 
-        The time that the client takes to send it does not count for the deadline.
+        The time that the client takes to send it does not count for the deadline, and takes up no room.
         """
         clock = running().time
+        self.leave()
         if self.deadline is not None:
             self.deadline.reschedule(None)
         try:
@@ -99,6 +122,7 @@ class Call:
         finally:
             if self.deadline is not None:
                 self.deadline.reschedule(clock() + WITHIN)
+        self.enter()
         plain = decompressed(body, self.headers.get("content-encoding", ""), self.route.largest)
         if plain is not body:
             self._hold(len(plain))

@@ -33,7 +33,7 @@ ROOM = 2000
 READERS = 8
 # Sessions whose agent type is remembered, for the events of deleted ones.
 REMEMBERED = 10_000
-# Seconds between two looks whether the listeners' tokens still count; and before a read that failed is repeated.
+# Seconds between two looks whether the listeners' tokens have expired; and before a read that failed is repeated.
 LOOK, PAUSE = 1.0, 1.0
 
 
@@ -222,7 +222,7 @@ class Feed:
             looking.cancel()
 
     async def _look(self) -> None:
-        """Close the streams of tokens that were revoked or have expired."""
+        """Close the streams of tokens that have expired: nothing else says so."""
         while True:
             await asyncio.sleep(LOOK)
             for listener in list(self.listeners):

@@ -127,7 +127,9 @@ def _labels(labels: dict[str, str]) -> str:
 
 
 ROUTES = [
-    Route("GET", "/healthz", "open", healthz, "The process answers.", gives=dict[str, str], namespaced=False),
-    Route("GET", "/readyz", "open", readyz, "The store answers.", gives=dict[str, str], namespaced=False),
-    Route("GET", "/metrics", "read", metrics, "Counts and times, for Prometheus.", namespaced=False),
+    Route(
+        "GET", "/healthz", "open", healthz, "The process answers.", gives=dict[str, str], namespaced=False, always=True
+    ),
+    Route("GET", "/readyz", "open", readyz, "The store answers.", gives=dict[str, str], namespaced=False, always=True),
+    Route("GET", "/metrics", "read", metrics, "Counts and times, for Prometheus.", namespaced=False, always=True),
 ]

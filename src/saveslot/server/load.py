@@ -1,13 +1,14 @@
 """Limits under load: how many requests and bytes the server takes on at a time, and for how long.
 
 What does not fit is answered with 503 and Retry-After at once, before its body is read: waiting requests would pile up
-until all of them are late.
+until all of them are late. A request whose body is still arriving is not counted, so slow clients keep nobody out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import zlib
+from collections import Counter
 
 import zstandard
 
@@ -16,6 +17,8 @@ from saveslot.server.problem import Problem
 
 # Requests that are worked on at a time, and streams of events that are open.
 CALLS, STREAMS = 512, 4000
+# One token gets at most a half of them.
+SHARE = 2
 # Bytes of bodies in memory, of all requests together.
 BYTES = 256 << 20
 # Seconds that a request may take once its body has arrived, unless its route is a long job.
@@ -33,20 +36,29 @@ class Room:
         self._most = {False: calls, True: streams}
         self._bytes = most
         self.open = {False: 0, True: 0}  # requests, by whether they are streams
+        self._of = Counter[tuple[bool, str]]()  # the same of each token
         self.held = 0  # bytes of bodies
         self.refused = 0
         self.draining = asyncio.Event()  # the process is told to end: streams end, and their clients go elsewhere
 
-    def enter(self, *, stream: bool) -> None:
-        if self.open[stream] >= self._most[stream]:
+    def enter(self, token: str, *, stream: bool) -> None:
+        """Count a request or stream. `token`: the caller's; "" without one, and then there is no share."""
+        most, what = self._most[stream], "streams" if stream else "requests"
+        share = max(1, most // SHARE)
+        if self.open[stream] >= most:
             self.refused += 1
-            what = "streams" if stream else "requests"
-            raise Unavailable(f"the server has {self._most[stream]:,} {what} under way, its limit; retry")
+            raise Unavailable(f"the server has {most:,} {what} under way, its limit; retry")
+        if token and self._of[stream, token] >= share:
+            self.refused += 1
+            raise Unavailable(f"this token has {share:,} {what} under way, its share of the server; retry")
         self.open[stream] += 1
+        self._of[stream, token] += 1
 
-    def leave(self, *, stream: bool, held: int) -> None:
+    def leave(self, token: str, *, stream: bool) -> None:
         self.open[stream] -= 1
-        self.held -= held
+        self._of[stream, token] -= 1
+        if not self._of[stream, token]:
+            del self._of[stream, token]
 
     def take(self, size: int) -> None:
         """Count bytes of a body that arrived."""

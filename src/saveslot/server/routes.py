@@ -45,6 +45,7 @@ class Route(NamedTuple):
     or_status: int | None = None  # of another successful answer, of the same type
     # Works in one namespace, which the caller's token must allow; else in all, and scope admin needs a token for all.
     namespaced: bool = True
+    always: bool = False  # answers also when the server is full
     long: bool = False  # a job that may take minutes
     streams: bool = False  # no deadline: the answer goes on until either side ends it
     sends: Mapping[str, Any] = MappingProxyType({})  # of server-sent events: the type of the data, by event

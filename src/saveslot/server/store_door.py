@@ -198,13 +198,15 @@ async def events(call: Call, request: wire.Events) -> Any:
         call.store.events(request.namespace, request.after, request.key, limit=request.limit, wait=request.wait)
     )
     draining = asyncio.ensure_future(call.room.draining.wait())
+    ending = asyncio.ensure_future(call.tokens.ended(call.caller))
     try:
-        await asyncio.wait((watching, draining), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((watching, draining, ending), return_when=asyncio.FIRST_COMPLETED)
+        call.require_counting()
         if not watching.done():
             raise Unavailable("the server is ending; watch at another one")
         return watching.result()
     finally:
-        await stopped(watching, draining)
+        await stopped(watching, draining, ending)
 
 
 async def empty(call: Call, request: wire.Empty) -> int:

@@ -183,6 +183,7 @@ class Tokens:
         self._used: set[str] = set()  # names
         self._confirmed = float("-inf")
         self._watching: asyncio.Task[None] | None = None
+        self._ending = asyncio.Event()  # set once when tokens were revoked or replaced, and then another one
 
     @property
     def any(self) -> bool:
@@ -215,6 +216,11 @@ class Tokens:
         token = self._by_id.get(caller.token)
         return not caller.token or (token is not None and not token.expired)
 
+    async def ended(self, caller: Caller) -> None:
+        """Return once the caller's token was revoked or replaced."""
+        while self.counts(caller):
+            await self._ending.wait()
+
     def valid_until(self, caller: Caller) -> datetime | None:
         token = self._by_id.get(caller.token)
         return None if token is None else token.expires_at
@@ -232,7 +238,10 @@ class Tokens:
         return cursor
 
     def _take(self, tokens: list[Token]) -> None:
-        self._by_id = {token.id: token for token in tokens}
+        before, self._by_id = self._by_id, {token.id: token for token in tokens}
+        if before.keys() - self._by_id.keys():
+            self._ending.set()
+            self._ending = asyncio.Event()
         self.required = self.required or bool(tokens)
 
     async def _watch(self) -> None:

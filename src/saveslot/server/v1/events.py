@@ -12,8 +12,9 @@ connection is alive.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -89,19 +90,30 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, feed: Feed, listener: Listener, first: AsyncIterator[bytes], rate: float | None) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        listener: Listener,
+        first: AsyncIterator[bytes],
+        rate: float | None,
+        ended: Callable[[], Awaitable[None]],
+    ) -> None:
         super().__init__(headers={"x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._feed, self._listener, self._first = feed, listener, first
         self._pace = Pace(rate)
+        self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         leaving = asyncio.ensure_future(self._left(receive))
+        ending = asyncio.ensure_future(self._close_ended())
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             if scope["method"] != "HEAD":
                 with suppress(TimeoutError):
                     async for text in self._texts():
+                        if not self._listener.counts():
+                            break
                         async with asyncio.timeout(STUCK):
                             await send({"type": "http.response.body", "body": text, "more_body": True})
             async with asyncio.timeout(STUCK):
@@ -110,11 +122,16 @@ class EventStream(Response):
             return
         finally:
             leaving.cancel()
+            ending.cancel()
             self._feed.leave(self._listener)
 
     async def _left(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
+        self._listener.close()
+
+    async def _close_ended(self) -> None:
+        await self._ended()
         self._listener.close()
 
     async def _texts(self) -> AsyncIterator[bytes]:
@@ -211,6 +228,7 @@ async def _stream(
     as_kinds(query.kind)
     feed = feed_of(call.sessions)
     listener = Listener(wanted, lambda: call.counts, owners=owners, digest=digest)
+    ended = partial(call.tokens.ended, call.caller)
     now = await feed.join(listener)
     after = call.headers.get("last-event-id") or query.after
     try:
@@ -221,7 +239,7 @@ async def _stream(
             begun = None if first is None else await anext(first, None)
         except HistoryLost as exc:
             first, lost = None, str(exc)
-        return EventStream(feed, listener, _opening(now, first, begun, lost, listener), query.max_rate)
+        return EventStream(feed, listener, _opening(now, first, begun, lost, listener), query.max_rate, ended)
     except BaseException:
         feed.leave(listener)
         raise

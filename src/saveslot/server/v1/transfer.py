@@ -32,12 +32,13 @@ async def export(call: Call) -> Response:
     query: Exporting = call.query
     parts = call.sessions.export_parts(call.path["id"], plain=query.plain)
     first = await anext(parts)  # raises before the answer begins if there is no such session
-    return StreamingResponse(_all(first, parts), media_type=JSON)
+    return StreamingResponse(_all(call, first, parts), media_type=JSON)
 
 
-async def _all(first: str, parts: AsyncIterator[str]) -> AsyncIterator[str]:
+async def _all(call: Call, first: str, parts: AsyncIterator[str]) -> AsyncIterator[str]:
     yield first
     async for part in parts:
+        call.require_counting()
         yield part
 
 
