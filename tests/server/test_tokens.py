@@ -268,6 +268,64 @@ def test_a_cookie_counts_from_this_servers_pages_only(guarded):
     assert "Max-Age=0" in gone.headers["set-cookie"]
 
 
+@pytest.mark.parametrize("cookie", [False, True])
+def test_origins_are_compared_whole(guarded, tmp_path_factory, cookie):
+    """Scheme, host and port of the Origin count, and a header that comes twice is refused, whichever is first."""
+    served, tokens = guarded
+    here = f"http://{served.address}"
+    sent = [("Cookie", f"saveslot={tokens['write', None]}")]
+    refused = [
+        [("Origin", f"x-evil://{served.address}")],
+        [("Origin", f"https://{served.address}")],
+        [("Origin", served.address)],
+        [("Origin", "null")],
+        [("Origin", here), ("Origin", "http://evil.example")],
+        [("Origin", "http://evil.example"), ("Origin", here)],
+        [("Sec-Fetch-Site", "same-origin"), ("Sec-Fetch-Site", "cross-site")],
+        [("Origin", here), ("Sec-Fetch-Site", "cross-site")],
+    ]
+    fine = [[("Origin", here)], [("Sec-Fetch-Site", "same-origin")], [("Origin", here), ("Sec-Fetch-Site", "none")]]
+    if cookie:
+        refused.append([("Sec-Fetch-Site", "none")])
+        answers = [_sent(served, [*sent, *headers]) for headers in (*refused, *fine)]
+    else:
+        url = str(tmp_path_factory.mktemp("open") / "agents.db")
+        with serving(url) as opened:
+            answers = [
+                _sent(opened, [(name, value.replace(served.address, opened.address)) for name, value in headers])
+                for headers in (*refused, *fine)
+            ]
+    assert answers == [403] * len(refused) + [201] * len(fine)
+
+
+def _sent(served, headers: list[tuple[str, str]]) -> int:
+    """The status of a creation with these headers, of which some come twice."""
+    connection = HTTPConnection(served.address, timeout=60)
+    body = b'{"agent_type": "tutor"}'
+    connection.putrequest("POST", "/v1/sessions")
+    for name, value in (*headers, ("Content-Type", "application/json"), ("Content-Length", str(len(body)))):
+        connection.putheader(name, value)
+    connection.endheaders(body)
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_totals_of_the_store_are_for_tokens_of_all_namespaces(guarded):
+    """A token of one namespace sees neither entries nor bytes of the whole store; one of all sees both."""
+    served, tokens = guarded
+    created = {"agent_type": "tutor", "data": {"n": list(range(100))}}
+    write = {"authorization": f"Bearer {tokens['write', None]}"}
+    assert served.request("POST", "/v1/sessions?ns=school-8", created, **write).status == 201
+    for where in ("school-7", None):
+        for path in ("stats", "storage"):
+            bearer = {"authorization": f"Bearer {tokens['read', where]}"}
+            answer = served.request("GET", f"/v1/{path}?ns=school-7", **bearer).json
+            totals = [answer[name] for name in ("entries", "stored_bytes")]
+            assert all(totals) if where is None else totals == [0, 0]
+            assert answer.get("whole_bytes") is None or where is None
+
+
 def test_too_many_requests(tmp_path, cli):
     """Beyond its rate a token gets 429 and when to retry; another token is served."""
     url = str(tmp_path / "agents.db")

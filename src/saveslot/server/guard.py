@@ -5,7 +5,8 @@ a web page in a browser on this machine. Its requests carry an Origin, or `Sec-F
 own name to 127.0.0.1 (DNS rebinding) sends that name as Host. All three are refused.
 
 A browser of a person who signed in sends the token as a cookie on its own accord, so it counts only in requests from
-this server's own pages. Browsers do not let pages set Origin or `Sec-Fetch-Site`.
+this server's own pages. Browsers do not let pages set Origin or `Sec-Fetch-Site`, and send each once: a request that
+repeats one of the headers is refused, since programs in between may read the other one.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _namespace(call: Call) -> str:
 
 
 def _require_this_machine(call: Call) -> None:
-    host = call.headers.get("host", "")
+    host = _only(call, "host") or ""
     name = host.rpartition(":")[0] if ":" in host.rpartition("]")[2] else host
     if name.lower() not in LOOPBACK:
         raise Forbidden(f"host {host!r} is not this machine: without tokens the server answers on loopback names only")
@@ -102,15 +103,27 @@ def _require_this_machine(call: Call) -> None:
 
 def require_same_origin(call: Call) -> None:
     """Raise unless a page of this server made the request; to change something, it must say so."""
-    _require_no_other_site(call)
-    signs = call.headers.get("origin"), call.headers.get("sec-fetch-site")
-    if call.request.method not in {"GET", "HEAD"} and signs == (None, None):
+    origin, site = _require_no_other_site(call)
+    if call.request.method not in {"GET", "HEAD"} and origin is None and site != "same-origin":
         raise Forbidden("a cookie counts only from pages of this server; send Authorization instead")
 
 
-def _require_no_other_site(call: Call) -> None:
-    origin = call.headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != call.headers.get("host", ""):
-        raise Forbidden(f"origin {origin!r} is another one: web pages of other origins may not call this server")
-    if call.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
+def _require_no_other_site(call: Call) -> tuple[str | None, str | None]:
+    """Raise if a page of another origin made the request; return its Origin and `Sec-Fetch-Site`."""
+    origin, site = _only(call, "origin"), _only(call, "sec-fetch-site")
+    here = f"{call.request.scope['scheme']}://{_only(call, 'host') or ''}"
+    if origin is not None and origin != here:
+        raise Forbidden(
+            f"origin {origin!r} is another one than {here!r}: web pages of other origins may not call this server; "
+            "behind a proxy that ends TLS, name it with --proxy"
+        )
+    if site not in {None, "none", "same-origin"}:
         raise Forbidden("web pages of other origins may not call this server")
+    return origin, site
+
+
+def _only(call: Call, name: str) -> str | None:
+    values = call.headers.getlist(name)
+    if len(values) > 1:
+        raise Forbidden(f"the request has {len(values)} headers {name}; send one")
+    return values[0] if values else None

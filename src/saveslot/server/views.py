@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncio import gather
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -116,7 +117,7 @@ async def show_overview(call: Call) -> Response:
 
 
 class Stats(Pulse, frozen=True):
-    """A namespace in numbers. `entries` and `stored_bytes` are of the whole store."""
+    """A namespace in numbers. `entries` and `stored_bytes` are of the whole store; 0 for a token of some namespaces."""
 
     sessions: int
     by_state: dict[str, int]
@@ -131,7 +132,12 @@ class Stats(Pulse, frozen=True):
 
 async def show_stats(call: Call) -> Response:
     known, now = await gather(call.sessions.stats(level="cached", max_age=FRESH), pulse(call.sessions))
-    return call.json({**known, **now.to_dict()})
+    return call.json({**known, **now.to_dict(), **_hidden(call, entries=0, stored_bytes=0)})
+
+
+def _hidden(call: Call, **totals: int | None) -> Mapping[str, int | None]:
+    """What a token of some namespaces gets in place of totals of the whole store: they tell what others do."""
+    return {} if call.caller.namespaces is None else totals
 
 
 class BucketsQuery(Struct, forbid_unknown_fields=True):
@@ -147,7 +153,8 @@ async def show_buckets(call: Call) -> Response:
 
 
 async def show_storage(call: Call) -> Response:
-    return call.json((await storage(call.sessions, await call.sessions.metrics())).to_dict())
+    answer = await storage(call.sessions, await call.sessions.metrics())
+    return call.json({**answer.to_dict(), **_hidden(call, stored_bytes=0, entries=0, whole_bytes=None)})
 
 
 class AnalyticsQuery(Struct, forbid_unknown_fields=True):
