@@ -145,8 +145,8 @@ class TooLarge(SaveslotError):
     limit: int = 0
     size: int = 0
 
-    def __init__(self, what: str, *, limit: int, size: int) -> None:
-        super().__init__(f"{what} is too large: {size:,} of at most {limit:,} bytes; store less, or raise the limit")
+    def __init__(self, what: str, *, limit: int, size: int, unit: str = "bytes") -> None:
+        super().__init__(f"{what} is too large: {size:,} of at most {limit:,} {unit}; store less, or raise the limit")
         self.limit = limit
         self.size = size
 

@@ -372,6 +372,10 @@ def test_a_patch_cannot_blow_up() -> None:
         patched({"a": "x" * 1000}, doubling)
     with pytest.raises(TooLarge):
         patched({"a": "x" * 2**20}, [{"op": "copy", "from": "/a", "path": f"/{n}"} for n in range(20)])
+    with pytest.raises(InvalidInput, match="copies more than 1,000,000"):
+        patched({"a": [[]] * 400_000}, [{"op": "copy", "from": "/a", "path": f"/{n}"} for n in range(3)])
+    with pytest.raises(InvalidInput, match="moves more than 200,000,000"):
+        patched({"a": [0] * 1_000_000}, [{"op": "add", "path": "/a/0", "value": 1}] * 300)
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(InvalidInput, match="contains itself"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import os
 import signal
@@ -234,3 +235,75 @@ async def test_several_processes_share_a_port(tmp_path):
 def _children(pid: int) -> list[int]:
     """Processes that serve: those that it started, but for multiprocessing's own tracker."""
     return [child.pid for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())]
+
+
+def save(url: str, body: bytes, verb: str = "sessions/big/checkpoints", **headers: str):
+    host, _, name = url.removeprefix("http://").partition("/")
+    connection = HTTPConnection(host, timeout=60)
+    names = {"content-type": "application/json", **{key.replace("_", "-"): value for key, value in headers.items()}}
+    prefix = f"/{name}" if name else ""
+    try:
+        connection.request("POST", f"{prefix}/v1/{verb}", body, {"prefer": "return=minimal", **names})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_small_json_that_takes_much_memory_is_refused(tmp_path):
+    """A body of more objects and arrays than the limit is refused before it is decoded; those in strings do not count,
+    and 16 MB of numbers pass.
+    """
+    with serving_process(str(tmp_path / "s.db")) as served:
+        save(served.url, b'{"agent_type":"t","session_id":"big"}', "sessions")
+        process = psutil.Process(served.process.pid)
+        before = process.memory_info().rss
+        for body in (
+            b'{"name":"x","data":{"a":[' + b"{}," * 5_000_000 + b"{}]}}",
+            b'{"name":"x","data":{"a":[' + b'"\\"[{\\\\",[],' * 1_100_000 + b"1]}}",
+        ):
+            status, answer = save(served.url, body)
+            assert (status, b"objects and arrays" in answer) == (413, True), answer[:300]
+        status, answer = save(served.url, b'{"saveslot":1,"session":[' + b"[]," * 2_000_000 + b"1]}", "imports")
+        assert (status, b"objects and arrays" in answer) == (413, True), answer[:300]
+        status, answer = save(served.url, b'{"saveslot":1,"session":[' + b"1," * 9_000_000 + b"1]}", "imports")
+        assert (status, b"values" in answer) == (413, True), answer[:300]
+        assert process.memory_info().rss - before < 300 << 20
+        texts = b'{"name":"x","data":{"a":"' + b'[{\\"a\\\\' * 1_500_000 + b'"}}'
+        assert save(served.url, texts)[0] == 201
+        numbers = b'{"name":"x","data":{"a":[' + b"1," * 8_000_000 + b"1]}}"
+        assert save(served.url, numbers)[0] == 201
+
+
+def test_a_body_that_grows_too_much_is_refused(tmp_path):
+    """A body that becomes more than 200 times as long by decompression is refused, one that grows less is read."""
+    with serving_process(str(tmp_path / "s.db")) as served:
+        save(served.url, b'{"agent_type":"t","session_id":"big"}', "sessions")
+        text = b'{"name":"x","data":{"a":"' + b"a" * 3_000_000 + b'"}}'
+        assert save(served.url, gzip.compress(text), content_encoding="gzip")[0] == 413
+        text = b'{"name":"x","data":{"a":"' + os.urandom(50_000).hex().encode() + b"a" * 3_000_000 + b'"}}'
+        assert save(served.url, gzip.compress(text), content_encoding="gzip")[0] == 201
+
+
+@pytest.mark.parametrize("verb", ["imports", "sessions/none/checkpoints", "sessions/big/checkpoints"])
+def test_nothing_of_a_refused_request_stays(serving, verb):
+    """What a refused request brought is freed with its answer, not by a later collection."""
+
+    def found() -> int:
+        return sum(type(value) is list and len(value) == 54_321 for value in gc.get_objects())
+
+    url, _ = stuck(serving)
+    save(url, b'{"agent_type":"t","session_id":"big"}', "sessions")
+    many = b",".join([b"{}"] * 54_321)
+    body = b'{"saveslot":1,"session":[%b]}' if verb == "imports" else b'{"name":"x","patch":[],"data":{"a":[%b]}}'
+    gc.collect()
+    gc.disable()
+    try:
+        assert save(url, body % many, verb)[0] in {404, 422}
+        end = time.monotonic() + 30
+        while found() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not found()
+    finally:
+        gc.enable()
+    serving.stop()

@@ -33,6 +33,8 @@ Run = list[bytes]
 # compared in order.
 MAX_ALIGNED = 8192
 MAX_CELLS = 512
+# Objects and lists that the `copy` operations of one patch may add, and items of lists that move up or down in it.
+MAX_COPIED, MAX_SHIFTED = 1_000_000, 200_000_000
 # If a list needs more than 100 operations (a vector, a truncated conversation), it is replaced as a whole where that is
 # shorter: an operation takes some 40 bytes besides its value.
 MANY = 100
@@ -290,7 +292,9 @@ class _Draft:
     def __init__(self, document: Any) -> None:
         self.top: dict[str, Any] = {"": document}
         self.copies: dict[int, Any] = {}  # by id; kept alive here, so that no id is reused
-        self.room = MAX_STATE  # bytes: `copy` could double the document with each operation
+        # `copy` could double the document with each operation, in bytes and in objects and lists.
+        self.room, self.containers = MAX_STATE, MAX_COPIED
+        self.shifts = MAX_SHIFTED
 
     def take(self, step: _Step) -> None:
         match step.op:
@@ -310,6 +314,9 @@ class _Draft:
             case "copy":
                 text, tagged = encode(self.find(step.source), step.at, self.room)
                 self.room -= len(text)
+                self.containers -= text.count(b"{") + text.count(b"[")
+                if self.containers < 0:
+                    raise _Misfit(f"the patch copies more than {MAX_COPIED:,} objects and lists")
                 self.add(step.path, decode(text, tagged=tagged))
             case _:
                 value = self.find(step.path)
@@ -339,11 +346,19 @@ class _Draft:
         if isinstance(holder, dict):
             holder[place] = value
         else:
+            self._shift(len(holder) - place)
             holder.insert(place, value)
 
     def remove(self, path: list[str]) -> Any:
         holder, place = self.place(path)
+        if not isinstance(holder, dict):
+            self._shift(len(holder) - place)
         return holder.pop(place)
+
+    def _shift(self, items: int) -> None:
+        self.shifts -= items
+        if self.shifts < 0:
+            raise _Misfit(f"the patch moves more than {MAX_SHIFTED:,} items of lists; replace the list")
 
 
 def _place(holder: Any, path: list[str], depth: int, *, adding: bool = False) -> str | int:

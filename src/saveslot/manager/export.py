@@ -226,16 +226,17 @@ def values(text: str) -> Any:
 
 def parsed(text: str, keyring: codec.Keyring | None = None) -> tuple[AgentSession, list[Data]]:
     """Return an export's session (without checkpoints) and entries, checked; a sealed export is opened first."""
-    document = read_json(text)
-    if not isinstance(document, dict) or "saveslot" not in document:
+    export = read_json(text)
+    if not isinstance(export, dict) or "saveslot" not in export:
         raise InvalidInput("import", "is not an export of a session (it has no key `saveslot`)")
-    export = cast("Data", document)
+    export = cast("Data", export)
     if export["saveslot"] != VERSION:
         raise InvalidInput(
             "import", f"has format {export['saveslot']!r}, but this Saveslot reads only {VERSION}; upgrade it"
         )
     if "sealed" in export:
         return parsed(envelope.opened(export["sealed"], export.get("parts"), keyring))
+    del export  # before all of it is decoded again
     export = cast("Data", values(text))
     session = AgentSession.from_dict({**as_data(export.get("session"), "import.session")})
     for part in ("created_at", "last_heartbeat"):

@@ -47,6 +47,9 @@ from saveslot.values.versions import Version, as_version
 # While a session is held, only its owner writes these.
 OWNERS_ALONE = DATA_KINDS | {Kind.COMPLETED}
 
+# Characters of an export that is read in a thread, so that other calls go on meanwhile.
+LONG = 256 << 10
+
 # Sessions
 
 
@@ -248,14 +251,24 @@ async def update_session(
     any process, writes nothing: it discards what is staged and refreshes the value. One with nothing to write uses no
     key up.
     """
-    value, version = as_value(session), as_version(seen)
+    value = as_value(session)
     if value.by_holder:
         raise InvalidInput(
             "session", "held.session is for reading; call held.update_context, or load it with get_session"
         )
+    call_id = request(idempotency_key, "update", _given(value)) if idempotency_key is not None else b""
+    return await _update(sessions, value, as_version(seen), call_id)
+
+
+@once_in(scope_of)
+async def update_as(sessions: Space, session: AgentSession, call_id: bytes, *, seen: str | None = None) -> AgentSession:
+    """Like `update_session`, of a call whose content is not the value's, such as a merge patch."""
+    return await _update(sessions, session, as_version(seen), call_id)
+
+
+async def _update(sessions: Space, value: AgentSession, version: Version | None, call_id: bytes) -> AgentSession:
     alone = any(item.kind in OWNERS_ALONE for item in value.staged)
     author = passerby(sessions, value.session_id, value, version, alone=alone)
-    call_id = request(idempotency_key, "update", _given(value)) if idempotency_key is not None else b""
 
     async def decide(log: Log) -> Draft:
         draft = await staged_draft(log, value, sessions.engine.limit)
@@ -631,7 +644,11 @@ async def import_session(
     call_id = request(idempotency_key, "import", {"json": json, "session_id": session_id})
     if (there := await made(sessions, call_id)) is not None:
         return there
-    session, entries = export.parsed(json, sessions.engine.vault.keyring)
+    keyring = sessions.engine.vault.keyring
+    if isinstance(json, str) and len(json) > LONG:  # pyright: ignore[reportUnnecessaryIsInstance]
+        session, entries = await asyncio.to_thread(export.parsed, json, keyring)
+    else:
+        session, entries = export.parsed(json, keyring)
     session.session_id = session.session_id if session_id is None else as_name(session_id, "session_id")
     draft = Draft(fresh_key(), beginning(), sessions.engine.limit)
     for _ in export.fill(draft, session, entries):

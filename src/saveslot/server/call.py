@@ -15,7 +15,7 @@ from saveslot import codec
 from saveslot.errors import Corrupt, InvalidInput, TooLarge, Unauthorized, Unavailable
 from saveslot.manager import SessionManager
 from saveslot.server.keys import Keys
-from saveslot.server.load import SENDING, WITHIN, Room, decompressed
+from saveslot.server.load import RATIO, SENDING, WITHIN, Room, apart, check_values, decompressed
 from saveslot.server.problem import Problem
 from saveslot.server.routes import Route
 from saveslot.server.tokens import Caller, Tokens
@@ -123,7 +123,9 @@ class Call:
             if self.deadline is not None:
                 self.deadline.reschedule(clock() + WITHIN)
         self.enter()
-        plain = decompressed(body, self.headers.get("content-encoding", ""), self.route.largest)
+        encoding = self.headers.get("content-encoding", "")
+        size = RATIO * len(body) if encoding else 0
+        plain = await apart(size, decompressed, body, encoding, self.route.largest)
         if plain is not body:
             self._hold(len(plain))
         return plain
@@ -158,7 +160,7 @@ class Call:
             raise Problem(415, InvalidInput("content-type", f"must be {JSON}, not {kind}"))
         text = await self.body()
         try:
-            value = codec.decode(text or b"{}", tagged=True)
+            value = await apart(len(text), _decoded, text)
         except Corrupt:
             raise Problem(400, InvalidInput("body", "is not JSON in UTF-8")) from None
         self.content = converted(value, self.route.takes, "body")
@@ -166,6 +168,11 @@ class Call:
     def json(self, value: Any, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
         """An answer in JSON."""
         return Response(encoded(value), self.route.status if status is None else status, headers, JSON)
+
+
+def _decoded(text: bytes) -> Any:
+    check_values(text)
+    return codec.decode(text or b"{}", tagged=True)
 
 
 def encoded(value: Any) -> bytes:

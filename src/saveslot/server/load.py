@@ -9,11 +9,16 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import Counter
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import zstandard
 
 from saveslot.errors import InvalidInput, TooLarge, Unavailable
 from saveslot.server.problem import Problem
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Requests that are worked on at a time, and streams of events that are open.
 CALLS, STREAMS = 512, 4000
@@ -29,6 +34,16 @@ SENDING, HEADING = 60.0, 20.0
 UNREAD = 30_000
 # Bytes that zstd needs beside the data: larger windows than any client of ours uses are refused.
 WINDOW = 8 << 20
+# A compressed body may become so many times as long, once it is longer than FREE bytes.
+RATIO, FREE = 200, 1 << 20
+# Bytes of a body that is read in a thread, so that other requests go on meanwhile.
+APART = 256 << 10
+# Objects and arrays in a body, which take 60 to 230 bytes each in memory, and values of any kind: 16 MB of digits pass.
+CONTAINERS, VALUES = 1_000_000, 1 << 23
+# Bytes that matter when values are counted, and how many of them are looked at in one go.
+STRETCH = 1 << 20
+_MARKS = b'"[{,'
+_OTHERS = bytes(byte for byte in range(256) if byte not in _MARKS)
 
 
 class Room:
@@ -68,8 +83,33 @@ class Room:
         self.held += size
 
 
+async def apart(size: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Work on a body of that size: in a thread if it is large."""
+    return work(*args, **kwargs) if size <= APART else await asyncio.to_thread(work, *args, **kwargs)
+
+
+def check_values(text: bytes) -> None:
+    """Raise `TooLarge` for JSON that would take much more memory than its bytes. Nothing of it is decoded."""
+    containers, commas = text.count(b"[") + text.count(b"{"), text.count(b",")
+    if containers > CONTAINERS or commas > VALUES:  # do not count those in strings
+        bare = text.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OTHERS).replace(b'""', b"")
+        total = commas = quoted = 0
+        for start in range(0, len(bare), STRETCH):
+            parts = bare[start : start + STRETCH].split(b'"')
+            outside = b"".join(parts[quoted::2])
+            total += len(outside)
+            commas += outside.count(b",")
+            quoted = (quoted + len(parts) - 1) % 2
+        containers = total - commas
+    if containers > CONTAINERS:
+        raise TooLarge("the request", limit=CONTAINERS, size=containers, unit="objects and arrays")
+    if commas > VALUES:
+        raise TooLarge("the request", limit=VALUES, size=commas, unit="values")
+
+
 def decompressed(body: bytes, encoding: str, largest: int) -> bytes:
     """Return the body without its `Content-Encoding`; `TooLarge` before more than `largest` bytes are in memory."""
+    largest = min(largest, max(FREE, RATIO * len(body)))
     match encoding.strip().lower():
         case "" | "identity":
             return body

@@ -149,6 +149,10 @@ def once_in(
                 call.arguments = args, kwargs
                 calls.keep(scope, key(), call)
                 raise
+            finally:
+                if task.done():  # else the task, its context and its error keep each other, and what the caller gave
+                    call.task = None
+                del task
             if (unheard := HEARD.get()) is not None:
                 unheard.append(lambda: calls.keep(scope, key(), call))
             return answer

@@ -218,7 +218,7 @@ def test_precondition_is_required(served):
 
 def test_patch(served):
     """PATCH merges: keys are set, null removes one, the others stay."""
-    version = created(served, "patched", context={"a": 1, "b": {"c": 1, "d": 2}}, labels={"x": "1"})["version"]
+    version = created(served, "patched-often", context={"a": 1, "b": {"c": 1, "d": 2}}, labels={"x": "1"})["version"]
     changes = {"context": {"a": None, "b": {"c": 3}}, "labels": {"y": "2"}, "metadata": {"m": [1]}}
     answer = served.request("PATCH", "/v1/sessions/patched", changes, if_match=f'"{version}"')
     assert answer.status == 200
@@ -445,3 +445,30 @@ def test_state_as_deep_as_the_store_takes(served):
     items = served.request("GET", "/v1/sessions/deep/checkpoints").json["items"]
     assert items[-1]["data"] == data
     assert json.dumps(items[-1]["data"]).count("a") == 99
+
+
+@pytest.mark.parametrize(
+    ("part", "body"), [("", {"metadata": {"a": 2}, "labels": {"x": None}}), ("/labels", {"y": "2", "x": None})]
+)
+def test_a_repeated_change_is_known_by_what_was_sent(served, part, body):
+    """The key of a merge patch is known whatever was written since; with another patch it is refused."""
+    session = "merged" + part.replace("/", "-")
+    first = created(served, session, labels={"x": "1"})
+    key = {"idempotency_key": "k", "if_match": f'"{first["version"]}"'}
+    path = f"/v1/sessions/{session}"
+    once = served.request("PATCH", path + part, body, **key)
+    assert once.status == 200
+    since = served.request("PATCH", path, {"context": {"z": 1}, "labels": {"since": "1"}}, **BOTH)
+    again = served.request("PATCH", path + part, body, **key)
+    assert (again.status, again.json["version"]) == (200, since.json["version"])
+    other = served.request("PATCH", path, {"metadata": {"a": 3}}, **key)
+    assert (other.status, other.json["code"]) == (422, "invalid_input")
+
+
+def test_a_patch_has_a_limit(served):
+    """A JSON patch of more operations than the limit is refused."""
+    created(served, "patched-often", data={"n": 0})
+    step = {"op": "replace", "path": "/n", "value": 1}
+    assert saved(served, "patched-often", "many", patch=[step] * 5000).status == 201
+    answer = saved(served, "patched-often", "more", patch=[step] * 5001)
+    assert (answer.status, answer.json["path"]) == (422, "patch")

@@ -56,6 +56,8 @@ PAGE, LONGEST = 50, 500
 ROOM = 4 << 20
 # Bytes of a request: a state of 16 MB, and what stands around it.
 LARGEST = 17 << 20
+# Operations of a JSON patch.
+STEPS = 5000
 
 
 class NewCheckpoint(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -70,7 +72,7 @@ class NewCheckpoint(Struct, forbid_unknown_fields=True, kw_only=True):
     drop: Annotated[list[str] | None, Meta(description="Keys to remove.")] = None
     append: Annotated[dict[str, list[Any]] | None, Meta(description="Items to add to the ends of lists.")] = None
     cut: Annotated[dict[str, int] | None, Meta(description="How many items to take off the ends of lists.")] = None
-    patch: Annotated[list[dict[str, Any]] | None, Meta(description="A JSON patch (RFC 6902).")] = None
+    patch: Annotated[list[dict[str, Any]], Meta(max_length=STEPS, description="A JSON patch (RFC 6902).")] | None = None
 
 
 class CheckpointListing(Struct, forbid_unknown_fields=True, kw_only=True):

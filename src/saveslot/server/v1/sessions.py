@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import asdict
 from starlette.responses import Response
 
 from saveslot.errors import AlreadyExists, InvalidInput
 from saveslot.manager.facets import Facets, facets
 from saveslot.manager.reading import PAGE, WIDE_PAGE, query
 from saveslot.manager.rows import each, rows
+from saveslot.manager.writing import update_as
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
 from saveslot.server.v1.answers import ListedSession, Object, Page, Session, SessionHead, Time, listed, one
@@ -21,6 +23,7 @@ from saveslot.session.attempts import Limit
 from saveslot.session.engine import Space
 from saveslot.session.model import AgentSession
 from saveslot.session.refusals import unknown
+from saveslot.session.requests import request
 from saveslot.stores.around.cached import MAX_AGE
 from saveslot.values.checks import Data, as_time, now
 from saveslot.values.lifecycle import SessionState
@@ -227,12 +230,13 @@ async def head(call: Call) -> Response:
 
 async def change(call: Call) -> Response:
     changes: SessionChanges = call.content
+    call_id = request(key(call), "merge", asdict(changes))
 
     async def write(seen: str | None) -> AgentSession:
         session = await existing(call)
         for part in ("context", "metadata", "labels"):
             setattr(session, part, merged(getattr(session, part), getattr(changes, part) or {}))
-        return await call.sessions.update_session(session, seen=seen, idempotency_key=key(call))
+        return await update_as(call.sessions, session, call_id, seen=seen)
 
     return one(call, await follow(call, write))
 

@@ -10,6 +10,7 @@ from starlette.responses import Response, StreamingResponse
 
 from saveslot.errors import InvalidInput
 from saveslot.server.call import JSON, Call
+from saveslot.server.load import apart, check_values
 from saveslot.server.problem import Problem
 from saveslot.server.routes import Route
 from saveslot.server.v1.answers import Object, Session, one
@@ -44,8 +45,10 @@ async def _all(call: Call, first: str, parts: AsyncIterator[str]) -> AsyncIterat
 
 async def load(call: Call) -> Response:
     query: Importing = call.query
+    body = await call.body()
+    await apart(len(body), check_values, body)
     try:
-        text = (await call.body()).decode()
+        text = body.decode()
     except UnicodeDecodeError:
         raise Problem(400, InvalidInput("body", "is not UTF-8")) from None
     session = await call.sessions.import_session(text, session_id=query.session_id, idempotency_key=key(call))
