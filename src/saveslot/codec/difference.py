@@ -351,7 +351,7 @@ class _Draft:
 
     def remove(self, path: list[str]) -> Any:
         holder, place = self.place(path)
-        if not isinstance(holder, dict):
+        if isinstance(place, int):
             self._shift(len(holder) - place)
         return holder.pop(place)
 

@@ -349,7 +349,10 @@ def _fill_one(draft: Draft, item: Data, seq: int, state: Data | None) -> Data | 
         result = codec.note(item["result"], "result") if "result" in item else None
         draft.step(kind, name, as_data(item.get("data"), "data"), result, at=at, sign=False)
     else:
-        draft.lifecycle(kind, name, as_data(item.get("data"), "data"), at=at)
+        data = as_data(item.get("data"), "data")
+        if kind is Kind.RECORD and "value" not in data:
+            raise InvalidInput("data.value", "is missing: a record has a value")
+        draft.lifecycle(kind, name, data, at=at)
         if kind in TAKING_KINDS:  # held by a worker elsewhere; the import has no owner
             draft.raise_fence()
     return state

@@ -12,6 +12,7 @@ from typing import Any, Self
 import msgspec
 
 from saveslot import codec
+from saveslot.errors import Corrupt
 from saveslot.session.draft import Draft
 from saveslot.session.log import Log
 from saveslot.session.requests import entry_of, request
@@ -40,6 +41,8 @@ class Record(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, entry: Entry, where: str) -> Self:
         note = note_of(entry, where)
+        if "value" not in note:
+            raise Corrupt(where, "is a record without a value")
         return cls(entry.seq, entry.name, note["value"], note.get("key"), moment(entry.at))
 
 

@@ -218,7 +218,7 @@ def test_precondition_is_required(served):
 
 def test_patch(served):
     """PATCH merges: keys are set, null removes one, the others stay."""
-    version = created(served, "patched-often", context={"a": 1, "b": {"c": 1, "d": 2}}, labels={"x": "1"})["version"]
+    version = created(served, "patched", context={"a": 1, "b": {"c": 1, "d": 2}}, labels={"x": "1"})["version"]
     changes = {"context": {"a": None, "b": {"c": 3}}, "labels": {"y": "2"}, "metadata": {"m": [1]}}
     answer = served.request("PATCH", "/v1/sessions/patched", changes, if_match=f'"{version}"')
     assert answer.status == 200
@@ -472,3 +472,13 @@ def test_a_patch_has_a_limit(served):
     assert saved(served, "patched-often", "many", patch=[step] * 5000).status == 201
     answer = saved(served, "patched-often", "more", patch=[step] * 5001)
     assert (answer.status, answer.json["path"]) == (422, "patch")
+
+
+def test_a_record_without_a_value_is_not_imported(served):
+    """An export whose record lacks its value is refused."""
+    created(served, "recorded")
+    served.request("POST", "/v1/sessions/recorded/records", {"name": "r", "value": 1})
+    export = served.request("GET", "/v1/sessions/recorded/export").json
+    export["entries"][-1]["data"] = {}
+    answer = served.request("POST", "/v1/imports?session_id=unrecorded", export)
+    assert (answer.status, answer.json["path"]) == (422, "import.entries[1].data.value")
