@@ -7,48 +7,29 @@ import { cli, copyButtons, copyText, curl } from "./copy.js";
 import { question } from "./dialog.js";
 import { CHECKPOINTS, kindText, story, title } from "./entries.js";
 import { factsView } from "./facts.js";
-import { clock, count, many, plain, size, span } from "./format.js";
-import { happened } from "./happened.js";
+import { clock, count, many, plain, span } from "./format.js";
 import { icon, stateWord } from "./icons.js";
 import { layout } from "./layout.js";
 import * as logList from "./log.js";
 import { longTape } from "./long_tape.js";
 import { logSource } from "./log_source.js";
-import { messageKey, messages } from "./messages.js";
-import { operationRows, summary } from "./operations.js";
 import { outlookView } from "./outlook.js";
 import { go, place, replace, sessionUrl, withQuery } from "./places.js";
-import { raw, rawLink } from "./raw.js";
-import { LARGE, at, stateSource, withPart } from "./states.js";
+import { statePane } from "./state_pane.js";
 import { connected, onEntry } from "./stream.js";
 import { trailOf, trailTable, verdict } from "./trail.js";
 import { tape } from "./tape.js";
-import { toast } from "./toast.js";
-import { tree, treeRows } from "./tree.js";
-import { folded } from "./values.js";
-import { effect, html, memo, signal } from "./view.js";
+import { html, memo, signal } from "./view.js";
 
 /** @typedef {import("./entries.js").Header} Header */
 
 // Entries on a tape that is a window of a longer log.
 const WINDOW = 120;
-// Milliseconds that the playhead rests before a state is asked for.
-const REST = 40;
-
-/**
- * A large state with one more part of it, and how many children of each container are still to be read.
- * @param {any} data @param {ReadonlyMap<string, number>} rests @param {string} path @param {import("./states.js").Part} part
- */
-function parted(data, rests, path, part) {
-  const left = new Map(rests).set(path, part.next === null ? 0 : part.size - part.next);
-  return { data: withPart(data, path, part), rests: new Map([...left].filter(([, n]) => n)) };
-}
 
 /** @param {string} id */
 export function sessionScreen(id) {
   const path = sessionPath(id);
   const source = logSource(id);
-  const states = stateSource(id);
   const audit = trailOf(id);
   const session = signal(/** @type {any} */ (null));
   const outlook = signal(/** @type {import("./outlook.js").Outlook | null} */ (null));
@@ -59,21 +40,19 @@ export function sessionScreen(id) {
   const checkpoints = signal(place.peek().query.get("log") === "checkpoints");
   const width = signal(1300);
   const scroll = signal({ top: 0, height: 600 });
-  const fold = signal(true);
-  const toggled = signal(/** @type {ReadonlySet<string>} */ (new Set()));
-  const shown = signal(/** @type {Shown | null} */ (null));
-  /** Containers that were read on opening. @type {Set<string>} */
-  const opened = new Set();
   /** @type {HTMLElement | null} */
   let rowsElement = null;
-  /** @typedef {{seq: number, dataSeq: number, base: number, data: any, operations: import("./operations.js").Operation[], trouble: string, large: boolean, rests: ReadonlyMap<string, number>}} Shown `rests`: children of a container that were not read yet */
 
   const query = () => place.value.query;
   const tab = () => query().get("tab") ?? (innerWidth < 700 ? "diff" : "state");
   const even = () => query().get("scale") === "even";
   const seqA = () => Number(query().get("from")) || 0;
 
-  const storyOf = memo((/** @type {readonly Header[]} */ entries, /** @type {boolean} */ orphaned, /** @type {string | null} */ silent) => story(entries, { orphaned, silentSince: silent }));
+  const storyMemo = () => memo((/** @type {readonly Header[]} */ entries, /** @type {boolean} */ orphaned, /** @type {string | null} */ silent) => story(entries, { orphaned, silentSince: silent }));
+  const [wholeStory, windowStory] = [storyMemo(), storyMemo()];
+  const storyHere = () => wholeStory(entries(), orphaned(), silent());
+  /** The story of the entries on the tape, which may be a window of the log. @param {readonly Header[]} list */
+  const storyOn = (list) => (list === entries() ? storyHere() : windowStory(list, orphaned(), silent()));
   const rowsOf = memo(logList.rows);
   const marksOf = memo((/** @type {import("./entries.js").Story} */ s, /** @type {any} */ view) => layout(s, JSON.parse(view)));
 
@@ -157,7 +136,7 @@ export function sessionScreen(id) {
     if (i < 20 && list[0].seq > 1) source.earlier();
     if (seq === selected.peek()) return;
     selected.value = seq;
-    if (rowsElement) logList.reveal(rowsElement, rowsOf(storyOf(list, orphaned(), silent()), checkpoints.peek()), bounded);
+    if (rowsElement) logList.reveal(rowsElement, rowsOf(storyHere(), checkpoints.peek()), bounded);
     rest(() => replace(withQuery({ at: following.peek() ? null : String(seq) })));
   }
   let restTimer = 0;
@@ -169,43 +148,6 @@ export function sessionScreen(id) {
 
   const orphaned = () => Boolean(session.value?.orphaned);
   const silent = () => (orphaned() ? (outlook.value?.orphaned_since ?? null) : null);
-
-  // The state and the diff at the playhead, a moment after it rests.
-  let asked = 0;
-  const stopLoading = effect(() => {
-    const entry = entries().length ? current() : null;
-    if (!entry) return;
-    const base = baseOf(entry);
-    const dataSeq = entry.data_seq ?? 0;
-    const was = shown.peek();
-    if (was && was.dataSeq === dataSeq && was.base === base && !was.trouble) {
-      if (was.seq !== entry.seq) shown.value = { ...was, seq: entry.seq };
-      return;
-    }
-    const mine = ++asked;
-    setTimeout(async () => {
-      if (mine !== asked) return;
-      const value = { seq: entry.seq, dataSeq, base, data: /** @type {any} */ ({}), operations: /** @type {any[]} */ ([]), trouble: "", large: (entries().find(({ seq }) => seq === dataSeq)?.state_bytes ?? 0) >= LARGE, rests: new Map() };
-      try {
-        if (value.large) Object.assign(value, parted({}, new Map(), "", await states.outline(dataSeq)));
-        else if (dataSeq) value.data = await states.state(dataSeq);
-        if (dataSeq && value.data === null) value.trouble = "This checkpoint was thinned: its data is gone, its entry stays.";
-        else if (dataSeq && base && base !== dataSeq) value.operations = await states.diff(base, dataSeq, value.large);
-        else if (dataSeq && !base) value.operations = Object.entries(value.data).map(([key, v]) => ({ op: /** @type {const} */ ("add"), path: `/${key.replaceAll("~", "~0").replaceAll("/", "~1")}`, value: v }));
-      } catch (error) {
-        if (!(error instanceof Failure)) throw error;
-        value.trouble = troubleText(error);
-      }
-      if (mine === asked) shown.value = value;
-    }, REST);
-  });
-
-  /** @param {Failure} error */
-  function troubleText(error) {
-    if (error.code === "key_missing" || error.code === "wrong_key") return "Sealed: this server does not have the key, so it cannot read the data. The log above is whole.";
-    if (error.code === "corrupt") return `Damaged: ${error.message}. \`saveslot doctor\` says which copy is sound.`;
-    return error.message;
-  }
 
   const stopStream = onEntry({ session_id: id }, () => changed());
   load();
@@ -245,6 +187,8 @@ export function sessionScreen(id) {
   const commandHere = () => (tab() === "diff" && baseOf(current()) ? cli(["diff", `${id}@${baseOf(current())}`, `@${current().data_seq}`]) : cli(["show", refAt()]));
   const requestHere = () => curl(tab() === "diff" && baseOf(current()) ? apiUrl(`${path}/diff`, { a: baseOf(current()), b: current().data_seq }) : apiUrl(`${path}/checkpoints/${current()?.data_seq || "latest"}`));
 
+  const pane = statePane({ id, entries, index, current, target, baseOf, storyHere, seqA, setA, tab, setTab, compareUrl });
+
   const shortcuts = () => (entries().length && session.value ? [
     { keys: ["[", "ArrowLeft"], text: "entry before", run: () => select(index() - 1) },
     { keys: ["]", "ArrowRight"], text: "next entry", run: () => select(index() + 1) },
@@ -254,15 +198,15 @@ export function sessionScreen(id) {
     { keys: ["End"], text: "newest entry, and follow", run: () => toEnd() },
     { keys: ["a"], text: "A here, or clear it", run: setA },
     { keys: ["d"], text: "compare with A, or with what was before", run: () => go(compareUrl()) },
-    { keys: ["1", "2", "3", "4"], text: "state, diff, messages, raw", run: () => {} },
-    { keys: ["e"], text: "fold what is as before", run: () => (fold.value = !fold.peek()) },
+    ...["state", "diff", "messages", "raw"].map((name, i) => ({ keys: [String(i + 1)], text: name, run: () => setTab(name) })),
+    { keys: ["e"], text: "fold what is as before", run: () => (pane.fold.value = !pane.fold.peek()) },
     { keys: ["z"], text: "scale: time or even", run: () => replace(withQuery({ scale: even() ? null : "even" })) },
     { keys: ["r"], text: "roll back", run: () => !rollbackWhy() && verbs.rollback() },
     { keys: ["f"], text: "fork", run: () => !actions.why(subject(), "fork") && verbs.fork() },
     { keys: ["p"], text: "pause or resume", run: () => !actions.why(subject(), session.peek().state === "paused" ? "resume" : "pause") && verbs.pause() },
     { keys: ["."], text: "pin or unpin", run: () => !missing("write") && verbs.pin() },
     { keys: ["y"], text: "copy as CLI", run: () => copyText(commandHere(), "the command") },
-  ].flatMap((shortcut) => (shortcut.keys[0] === "1" ? ["state", "diff", "messages", "raw"].map((name, i) => ({ keys: [String(i + 1)], text: name, run: () => setTab(name) })) : [shortcut])).map((s) => ({ where: "Tape", ...s })) : []);
+  ].map((s) => ({ where: "Tape", ...s })) : []);
 
   /** Go to an entry, loaded or not. @param {number} seq */
   async function jump(seq) {
@@ -278,7 +222,7 @@ export function sessionScreen(id) {
 
   function headline() {
     const { state, agent_type: agent, user_id: user, labels } = session.value;
-    const { clips, rollbacks } = storyOf(entries(), orphaned(), silent());
+    const { clips, rollbacks } = storyHere();
     const word = orphaned() ? "orphaned" : state;
     const list = entries();
     const all = overview.value;
@@ -309,7 +253,7 @@ export function sessionScreen(id) {
   }
 
   function tapePanel() {
-    const s = storyOf(windowed(entries(), index()), orphaned(), silent());
+    const s = storyOn(windowed(entries(), index()));
     const entry = current();
     const here = s.entries.indexOf(entry);
     const a = s.entries.findIndex(({ seq }) => seq === seqA());
@@ -345,62 +289,8 @@ export function sessionScreen(id) {
   function rowsRef(element) {
     rowsElement = element;
     new ResizeObserver(() => (scroll.value = logList.box(element))).observe(element);
-    logList.reveal(element, rowsOf(storyOf(entries(), orphaned(), silent()), checkpoints.value), index());
+    logList.reveal(element, rowsOf(storyHere(), checkpoints.value), index());
     scroll.value = logList.box(element);
-  }
-
-  const rowsOfTree = memo((/** @type {Shown} */ s, /** @type {boolean} */ folding, /** @type {ReadonlySet<string>} */ t) => tree(treeRows(s.data, s.operations, { fold: folding, toggled: t, opened, rests: s.rests }), toggle));
-
-  /** Open or close a container of the state; what was not read yet is read now. @param {string} p */
-  async function toggle(p) {
-    const s = /** @type {Shown} */ (shown.peek());
-    const container = p.endsWith("…") ? p.slice(0, -1) : p;
-    const more = p !== container && s.rests.has(container);
-    if (more || folded(at(s.data, p))) {
-      try {
-        const part = await states.part(s.dataSeq, container, more ? Object.keys(at(s.data, container)).length : 0);
-        const newest = shown.peek();
-        if (newest?.dataSeq !== s.dataSeq) return;
-        opened.add(container);
-        shown.value = { ...newest, ...parted(newest.data, newest.rests, container, part) };
-      } catch (error) {
-        if (!(error instanceof Failure)) throw error;
-        toast(error.message);
-      }
-      if (!more || toggled.peek().has(p)) return;
-    }
-    const next = new Set(toggled.peek());
-    if (!next.delete(p)) next.add(p);
-    toggled.value = next;
-  }
-  const diffOf = memo((/** @type {Shown} */ s) => operationRows(s.operations));
-
-  function centre() {
-    const entry = current();
-    const s = shown.value;
-    const fresh = s && s.seq === entry.seq ? s : null;
-    const key = s && !s.trouble && !s.large ? messageKey(s.data) : "";
-    const name = tab() === "messages" && !key ? "state" : tab();
-    const base = entries().find(({ seq }) => seq === baseOf(entry));
-    const own = CHECKPOINTS.has(entry.kind);
-    const tabs = [["state", "State", ""], ["diff", "Diff", s?.operations.length ? count(s.operations.length) : ""], ...(key ? [["messages", "Messages", count(s?.data[key].length)]] : []), ["raw", "Raw", ""]];
-    return html`<section class="panel centre" aria-label="State">
-      <header class="panel-head tabs"><div role="tablist">${tabs.map(([value, text, number]) => html`<button role="tab" aria-selected=${String(name === value)} @click=${() => setTab(value)}>${text}${number ? html` <span class="number">${number}</span>` : null}</button>`)}</div>
-        <span class="push"></span><a class="quiet-link" href=${compareUrl()}>compare <kbd aria-hidden="true">d</kbd></a><button class="quiet" @click=${setA}>${seqA() ? "clear A" : html`set A here <kbd>a</kbd>`}</button></header>
-      <div class="sum-line">${fresh && !fresh.trouble && (own || seqA()) ? summary(fresh.operations) : null}
-        <span class="soft">${seqA() ? html`since <b>A</b> <span class="mono">${base ? `${base.seq} ${plain(base.name)}` : seqA()}</span>` : own ? (base ? html`since <span class="mono">${base.seq} ${plain(base.name)}</span>` : "the first state") : entry.data_seq ? html`no data of its own; the state is that of <span class="mono">${entry.data_seq} ${plain(target()?.name ?? "")}</span>` : "no data yet"}</span>
-        <span class="push"></span>
-        ${name === "state" ? html`<span class="segments"><button aria-pressed=${String(fold.value)} @click=${() => (fold.value = true)}>fold what is as before</button><button aria-pressed=${String(!fold.value)} @click=${() => (fold.value = false)}>all</button></span>` : null}
-        <span class="soft">${target()?.state_bytes ? `${size(target()?.state_bytes ?? 0)} of state, ` : ""}${size(entry.bytes)} stored</span></div>
-      <div class="centre-body" role="tabpanel">${happened(entry)}
-      ${!s ? html`<div class="grey-bars" aria-hidden="true"><i></i><i></i><i></i></div>`
-        : s.trouble ? html`<p class="boxed note-box">${s.trouble}</p>`
-        : !fresh && s.dataSeq !== entry.data_seq ? html`<p class="soft pending mono">${plain(entry.name)} ${(entry.changed ?? []).map(plain).join(", ")}</p>`
-        : !s.dataSeq ? html`<p class="soft pending">The agent has saved nothing yet.</p>`
-        : name === "diff" ? (s.operations.length ? diffOf(s) : html`<p class="soft pending">Nothing changed.</p>`)
-        : name === "messages" ? messages({ data: s.data, key, story: storyOf(entries(), orphaned(), silent()), index: index(), operations: s.operations, before: s.base })
-        : name === "raw" ? s.large ? rawLink(id, s.dataSeq) : raw(id, s.dataSeq, s.data)
-        : rowsOfTree(s, fold.value, toggled.value)}</div></section>`;
   }
 
   function side() {
@@ -427,11 +317,11 @@ export function sessionScreen(id) {
     if (failure.value) return missingView(id, failure.value, audit.trail.value);
     if (!session.value || !entries().length) return html`<div class="headline"><h1>${plain(id)}</h1></div><div class="panel tape-panel loading"></div>`;
     return html`${headline()}${tapePanel()}<div class="columns">
-      ${logList.log({ story: storyOf(entries(), orphaned(), silent()), rows: rowsOf(storyOf(entries(), orphaned(), silent()), checkpoints.value), index: index(), scroll, total: source.total.value, checkpoints: checkpoints.value, onselect: select, onfilter: (only) => { checkpoints.value = only; replace(withQuery({ log: only ? "checkpoints" : null })); }, ref: rowsRef })}
-      ${centre()}${side()}</div>`;
+      ${logList.log({ story: storyHere(), rows: rowsOf(storyHere(), checkpoints.value), index: index(), scroll, total: source.total.value, checkpoints: checkpoints.value, onselect: select, onfilter: (only) => { checkpoints.value = only; replace(withQuery({ log: only ? "checkpoints" : null })); }, ref: rowsRef })}
+      ${pane.view()}${side()}</div>`;
   }
 
-  return { title: id, view, shortcuts, dispose: () => { stopLoading(); stopStream(); clearTimeout(restTimer); } };
+  return { title: id, view, shortcuts, dispose: () => { pane.stop(); stopStream(); clearTimeout(restTimer); } };
 }
 
 /** A button that says why it cannot be used, instead of vanishing. @param {string} text @param {string} key @param {string} why @param {() => void} run @param {string} [look] */
