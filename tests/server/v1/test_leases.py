@@ -185,3 +185,23 @@ def test_a_lease_that_is_not_renewed_ends(served, session):
     assert time.monotonic() - began > 15
     assert items[0]["fence"] == 2
     assert isinstance(error(served.request("PUT", f"/v1/sessions/{session}/lease/{given['lease_id']}")), LeaseLost)
+
+
+def test_a_key_outlives_its_lease(served, session, other):
+    """A checkpoint, record or rollback repeated with its key gets the first answer at any server, after its lease."""
+    lease_id = lease(served, session)["lease_id"]
+    path = f"/v1/sessions/{session}"
+    calls = [
+        ("checkpoints", {"name": "saved", "append": {"items": [1]}}),
+        ("records", {"name": "r", "value": 1}),
+        ("rollback", {"to": "saved"}),
+    ]
+    headers = {"saveslot_lease": lease_id, "if_match": "*"}
+    first = [served.request("POST", f"{path}/{verb}", body, **headers, idempotency_key=verb) for verb, body in calls]
+    assert [answer.status for answer in first] == [201, 201, 200]
+    assert served.request("DELETE", f"{path}/lease/{lease_id}").status == 204
+    for server in (served, other):
+        for (verb, body), answer in zip(calls, first, strict=True):
+            again = server.request("POST", f"{path}/{verb}", body, **headers, idempotency_key=verb)
+            assert (again.status, again.json) == (answer.status, answer.json), verb
+    assert isinstance(error(save(served, session, [2], **headers, idempotency_key="new")), LeaseLost)

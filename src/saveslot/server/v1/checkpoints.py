@@ -40,8 +40,11 @@ from saveslot.server.v1.conditions import (
     write_either,
 )
 from saveslot.server.v1.sessions import Id
+from saveslot.session.answers import answered
 from saveslot.session.held import Held
 from saveslot.session.model import Checkpoint
+from saveslot.session.requests import request
+from saveslot.session.save import Save
 from saveslot.values.checks import Data
 from saveslot.values.kinds import Kind as EntryKind
 
@@ -202,7 +205,11 @@ async def save(call: Call) -> Response:
     async def held(held: Held, seen: str | None) -> Checkpoint:
         return await held.checkpoint(new.name, new.data, new.metadata, **more, seen=seen)
 
-    return checkpoint(call, await write_either(call, free, held))
+    async def earlier() -> Checkpoint | None:
+        save = Save(**{part: getattr(new, part) for part in new.__struct_fields__}).checked().requested(key(call))
+        return await answered(call.sessions, call.path["id"], save.request)
+
+    return checkpoint(call, await write_either(call, free, held, earlier))
 
 
 async def history(call: Call) -> Response:
@@ -315,7 +322,10 @@ async def rollback(call: Call) -> Response:
     async def held(held: Held, seen: str | None) -> Checkpoint:
         return await held.rollback(content.to, seen=seen, idempotency_key=key(call))
 
-    return checkpoint(call, await write_either(call, free, held))
+    async def earlier() -> Checkpoint | None:
+        return await answered(call.sessions, call.path["id"], request(key(call), "rollback", {"to": content.to}))
+
+    return checkpoint(call, await write_either(call, free, held, earlier))
 
 
 async def drop(call: Call) -> Response:

@@ -106,12 +106,20 @@ async def follow(call: Call, write: Callable[[str | None], Awaitable[R]]) -> R:
 
 
 async def write_either(
-    call: Call, free: Callable[[str | None], Awaitable[R]], held: Callable[[Held, str | None], Awaitable[R]]
+    call: Call,
+    free: Callable[[str | None], Awaitable[R]],
+    held: Callable[[Held, str | None], Awaitable[R]],
+    earlier: Callable[[], Awaitable[R | None]] | None = None,
 ) -> R:
-    """Write under the lease that the request names, or, without one, as a caller that does not hold the session."""
+    """Write under the lease that the request names, or, without one, as a caller that does not hold the session.
+
+    `earlier` returns the first answer of a call with this key, which counts also when the lease does not any more.
+    """
     lease = call.headers.get("saveslot-lease")
     if lease is None:
         return await follow(call, free)
+    if earlier is not None and (answer := await earlier()) is not None:
+        return answer
     version = await seen(call)
     return await under(call.sessions, call.path["id"], lease, version, lambda one: held(one, version))
 

@@ -13,6 +13,7 @@ from saveslot.server.v1.answers import Page, Time, Value
 from saveslot.server.v1.conditions import IF_MATCH, KEY, LEASE, key, write_either
 from saveslot.server.v1.sessions import Id
 from saveslot.session.held import Held
+from saveslot.session.records import NewRecord as Written
 
 TAG = "Records"
 # Records in a page, unless `limit` says otherwise, and at most.
@@ -53,7 +54,12 @@ async def add(call: Call) -> Response:
     async def held(held: Held, seen: str | None) -> int:
         return await held.record(new.name, new.value, key=key(call), seen=seen)
 
-    return call.json({"seq": await write_either(call, free, held)})
+    async def earlier() -> int | None:
+        known = Written.of(new.name, new.value, key(call), call.sessions.engine.limit)
+        head = await call.sessions.lookup.existing(call.path["id"])
+        return await known.earlier(call.sessions.engine.vault, head.row.key)
+
+    return call.json({"seq": await write_either(call, free, held, earlier)})
 
 
 async def find(call: Call) -> Response:
