@@ -63,3 +63,20 @@ def test_read_token_sees_why_it_may_not_act(chromium, store):
         assert text not in page.evaluate("JSON.stringify(localStorage) + location.href")
         page.context.close()
         watched.check()
+
+
+def test_erased_session_says_so(watched, store):
+    """An erased session shows no data and no traceback, but the trail of what happened to it."""
+    watched.expected = ["404"]
+    saveslot(store, "erase", "review-8812", "--apply")
+    page = watched.open("/sessions/review-8812")
+    expect(page.get_by_role("heading", level=1)).to_have_text("review-8812 was deleted")
+    expect(page.locator("main")).not_to_contain_text("Timeout: no answer")
+
+
+def test_reduced_motion_stops_all(watched):
+    """With reduced motion no animation runs, even on a page with live marks."""
+    page = watched.open("/sessions/lesson-2207", reduced_motion="reduce")
+    expect(page.get_by_role("slider")).to_be_visible()
+    running = "document.getAnimations().filter((it) => it.playState === 'running').length"
+    assert page.evaluate(running) == 0
