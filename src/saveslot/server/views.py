@@ -135,7 +135,7 @@ async def show_stats(call: Call) -> Response:
     return call.json({**known, **now.to_dict(), **_hidden(call, entries=0, stored_bytes=0)})
 
 
-def _hidden(call: Call, **totals: int | None) -> Mapping[str, int | None]:
+def _hidden(call: Call, **totals: int) -> Mapping[str, int]:
     """What a token of some namespaces gets in place of totals of the whole store: they tell what others do."""
     return {} if call.caller.namespaces is None else totals
 
@@ -154,7 +154,7 @@ async def show_buckets(call: Call) -> Response:
 
 async def show_storage(call: Call) -> Response:
     answer = await storage(call.sessions, await call.sessions.metrics())
-    return call.json({**answer.to_dict(), **_hidden(call, stored_bytes=0, entries=0, whole_bytes=None)})
+    return call.json({**answer.to_dict(), **_hidden(call, stored_bytes=0, entries=0)})
 
 
 class AnalyticsQuery(Struct, forbid_unknown_fields=True):

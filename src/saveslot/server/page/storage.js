@@ -28,7 +28,7 @@ export function storageScreen() {
   function figures(s) {
     /** @type {[string, string][]} */
     const values = [
-      [size(s.stored_bytes), `in the store, in ${many(s.entries, "entry", "entries")} of all namespaces`],
+      ...(s.entries ? [/** @type {[string, string]} */ ([size(s.stored_bytes), `in the store, in ${many(s.entries, "entry", "entries")} of all namespaces`])] : []),
       ...(s.ratio === null ? [] : [/** @type {[string, string]} */ ([size(s.checkpoint_bytes), `of checkpoints, ${ofWhat(s.looked_at)}`]), /** @type {[string, string]} */ ([size(s.whole_bytes), `if each were a whole copy: ${s.ratio.toFixed(1)} times that`])]),
       ...(s.bytes_per_checkpoint === null ? [] : [/** @type {[string, string]} */ ([size(Math.round(s.bytes_per_checkpoint)), `a checkpoint, of ${size(Math.round(s.state_bytes))} of state`])]),
       [count(s.sessions), "sessions in this namespace"],
