@@ -170,7 +170,6 @@ export interface NewCheckpoint {
   append?: Record<string, unknown[]> | null;
   /** How many items to take off the ends of lists. */
   cut?: Record<string, number> | null;
-  /** A JSON patch (RFC 6902). */
   patch?: Data[] | null;
 }
 
