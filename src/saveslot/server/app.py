@@ -12,7 +12,7 @@ from uuid import uuid4
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from saveslot.errors import InvalidInput, NotFound, SaveslotError, Unavailable
+from saveslot.errors import InvalidInput, InvalidTransition, NotFound, SaveslotError, TooLarge, Unavailable
 from saveslot.manager import SessionManager
 from saveslot.server.call import Call
 from saveslot.server.guard import Rates, admit
@@ -141,7 +141,12 @@ async def _responded(call: Call) -> Response:
     except (Problem, SaveslotError):
         await conditions.check(call)
         raise
-    response = await call.route.respond(call)
+    try:
+        response = await call.route.respond(call)
+    except (InvalidInput, InvalidTransition, TooLarge) as exc:
+        if not isinstance(exc, InvalidInput) or exc.path not in {"idempotency_key", "key"}:
+            await conditions.check(call)
+        raise
     if not call.route.streams and call.route.scope != "admin":  # a token that revokes or rotates itself is answered
         call.require_counting()
     return response

@@ -54,3 +54,14 @@ def test_a_failed_condition_shows_what_came(served):
     assert answer.json["version"] == now.json["version"]
     again = served.request("POST", "/v1/sessions/came/rollback", {"to": 2}, if_match=f'"{answer.json["version"]}"')
     assert again.status == 200
+
+
+def test_existence_and_condition_come_before_the_content(served):
+    """What is wrong with a request is said only if its session exists, and is at the version that it names."""
+    created(served, "ordered", data={"n": 0})
+    both, stale = {"name": "x", "data": {}, "put": {}}, {"if_match": '"1-0000000000000000"'}
+    assert served.request("POST", "/v1/sessions/nope/checkpoints", both).status == 404
+    assert served.request("POST", "/v1/sessions/nope/steps/a", {}).status == 404
+    for verb, body in (("checkpoints", both), ("recover", None), ("steps/a", {})):
+        assert served.request("POST", f"/v1/sessions/ordered/{verb}", body, **stale).status == 412, verb
+    assert served.request("POST", "/v1/sessions/ordered/checkpoints", both).status == 422
