@@ -22,7 +22,7 @@ SMALL = 4 * 1024
 # Uncompressed bytes of a block; the last one may have fewer. Blocks of 256 KB take as many bytes stored and twice the
 # time to read, blocks of 64 KB take 3% more.
 BLOCK = 128 * 1024
-# Keys in the table of every base. A longer table is written only now and then, after bases of so many times its bytes:
+# Keys in the table of every base. A longer table is written only now and then, after bases of APART times its bytes:
 # a reader looks for a key in one base after the other until it meets a table.
 MAX_TABLE, APART = 64, 16
 

@@ -52,7 +52,7 @@ class Reason(Answer, frozen=True):
 
 
 class LookedAt(Answer, frozen=True):
-    """What an answer rests on: this many sessions, those created last, of at most so many."""
+    """What an answer rests on: the sessions created last, `sessions` of them, of at most `most`."""
 
     sessions: int
     most: int

@@ -41,7 +41,7 @@ SAFE = {
 
 
 class Server:
-    """The application over an open manager. It is closed by whoever opened it."""
+    """The application over an open manager, which the caller closes."""
 
     def __init__(self, manager: SessionManager, tokens: Tokens, rates: Rates, url: str = "memory:") -> None:
         self.manager = manager

@@ -59,7 +59,7 @@ class Filter(msgspec.Struct, frozen=True):
 class News(msgspec.Struct, frozen=True):
     """An event, and what is known of its session now. `text` is written once for all listeners."""
 
-    event: Event  # without a cursor if it is about an owner's silence, which is no entry
+    event: Event  # has no cursor if it reports that an owner is silent: that is not in the log
     agent_type: str
     text: bytes
     state: str = ""
