@@ -125,7 +125,7 @@ class Listener:
 
 
 class Feed:
-    """The events of one namespace, for as long as somebody listens."""
+    """The events of one namespace, as long as there are listeners."""
 
     def __init__(self, sessions: SessionManager) -> None:
         self.sessions = sessions
