@@ -39,7 +39,7 @@ def _frames() -> list[tuple[int, int, str, bytes, bytes, bytes]]:
     for seq, name in enumerate(NAMES, 1):
         written = codec.write(codec.State(), {"message": message(seq, 250)}, seq, "data")
         kind = Kind.CREATED if seq == 1 else Kind.CHECKPOINT
-        items.append((seq, int(kind), name, written.state.recipe.pack(), written.state.digest, written.frame))
+        items.append((seq, int(kind), name, written.state.recipe.pack(seq), written.state.digest, written.frame))
     return items
 
 

@@ -180,7 +180,7 @@ async def _heads(url: str) -> float:
     async with _opened(url) as sessions:
         for n in range(READERS):
             await sessions.create_session("benchmark", session_id=f"reader {n}")
-        heads = sessions._store.heads  # noqa: SLF001  (no decoding, no session value: the read itself)
+        heads = sessions.engine.metered.heads  # no decoding, no session value: the read itself
 
         async def read(n: int) -> None:
             for _ in range(READS):
