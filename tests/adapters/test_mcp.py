@@ -19,7 +19,7 @@ from saveslot.adapters.mcp.briefing import briefing
 from saveslot.adapters.mcp.tasks import StoredTasks
 
 ROOT = Path(__file__).parents[2]
-NOTHING_YET = "there is no session parser yet. Call list to see the sessions, or save to begin one."
+NOTHING_YET = "there is no session parser yet; call save to begin one, or list to see the sessions."
 SAVESLOT = str(Path(sys.executable).with_name("saveslot"))
 
 
@@ -114,7 +114,7 @@ async def test_an_agent_that_loses_its_context_goes_on(door, store, project):
             try:
                 text = (await tools.resume())["text"]
             except Refused as refused:
-                assert str(refused).endswith(NOTHING_YET)  # noqa: PT017  (that is how an agent learns it)
+                assert str(refused) == NOTHING_YET  # noqa: PT017  (that is how an agent learns it)
                 await tools.save(data={"task": "Add a parser", "progress": []}, key="begin")
                 text = ""
             for step in steps:
@@ -135,7 +135,7 @@ async def test_an_agent_that_loses_its_context_goes_on(door, store, project):
             *("notes:", "- the format has two versions"),
         ]
         assert (await tools.complete(result="merged"))["state"] == "completed"
-        with pytest.raises(Refused, match=r"session parser is completed, and so is all that it continued\. Call list"):
+        with pytest.raises(Refused, match=r"session parser is completed, and so is all that it continued; call save"):
             await tools.resume()
 
 
@@ -267,22 +267,30 @@ async def test_tasks_rest_paused(tools):
         (
             "update",
             {"put": {"n": 1}},
-            "no session parser in namespace default.* Call list to see the sessions, or save",
+            "^no session parser in namespace default; list shows the sessions, and save begins one\\.$",
         ),
         ("update", {"session_id": "s", "append": {"n": [1]}}, r"append\.n.* Correct that argument and call again"),
         ("update", {"session_id": "s", "put": {"n": 1}, "expect": "x"}, "'x' is not a version.* Correct that argument"),
-        ("resume", {"session_id": "s", "ref": "never"}, "session s has no checkpoint 'never'.* Call list"),
-        ("save", {"session_id": "ended", "data": {}}, "cannot checkpoint a completed session.* another session_id"),
+        ("resume", {"session_id": "s", "ref": "never"}, r"session s has no checkpoint 'never'; pass latest, ~1, a number, or a name that you saved under\.$"),
+        ("save", {"session_id": "ended", "data": {}}, r"cannot checkpoint a completed session.*; save under another session_id to go on\.$"),
         ("save", {"session_id": "", "data": {}, "name": ""}, "name: .*Correct that argument"),
+        ("rollback", {"session_id": "ended", "to": "~1"}, r"cannot rollback a completed .* another session_id to go on\.$"),
+        ("complete", {"session_id": "broken"}, r"cannot complete a failed session .*: rollback to latest reopens it\.$"),
+        ("save", {"progress": []}, "^save has no argument progress; it has data, name, session_id, .*Nothing was done"),
+        ("save", {}, "^data is missing: The whole state of the task.* Correct that argument and call again"),
+        ("update", {"drop": "x"}, "^drop must be a valid list. Correct that argument"),
+        ("remember", {}, "^there is no tool remember; there are save, update, resume, list,"),
         ("save", {"session_id": "held", "data": {}}, "session held is held by .* Another agent is working on it"),
-        ("list", {"limit": 1000}, "less than or equal to 100"),
+        ("list", {"limit": 1000}, "^limit must be less than or equal to 100. Correct that argument and call again"),
     ],
 )
 async def test_errors_tell_the_model_what_to_do(tools, tool, arguments, sentence):
-    """Each error reaches the model as a sentence, with what is wrong and what to do."""
+    """Each error reaches the model as a sentence: what is wrong, and what to do by the tools that it has."""
     await tools.save(session_id="s", data={"n": 1})
     await tools.save(session_id="ended", data={})
     await tools.complete(session_id="ended")
+    await tools.save(session_id="broken", data={})
+    await tools.sessions.fail("broken", "gone")
     async with tools.sessions.hold("held", create="tutor"):
         with pytest.raises(Refused, match=f"(?s){sentence}"):
             await getattr(tools, tool)(**arguments)

@@ -17,6 +17,7 @@ from saveslot.session.draft import Draft
 from saveslot.session.engine import Space, passerby
 from saveslot.session.log import Log
 from saveslot.session.steps import RETRY, Journal, Step
+from saveslot.values import advice
 from saveslot.values.checks import Data
 from saveslot.values.kinds import STEP_KINDS, Kind
 from saveslot.values.lifecycle import follow
@@ -83,7 +84,7 @@ async def _settle(
         entries = await sessions.engine.vault.entries(log.key, Wanted(kinds=STEP_KINDS, frames=False))
         step = _journal(head, entries).find(name, key)
         if not step.seq:
-            raise NotFound(f"session {id} has no step {steps.label(step)}; `saveslot steps` lists its steps")
+            raise NotFound(f"session {id} has no step {steps.label(step)}; {advice.STEPS}")
         if step.state == "finished":
             raise InvalidInput("name", f"step {steps.label(step)} finished at {step.at}; its result stays")
         fields = {} if key is None else {"key": key}

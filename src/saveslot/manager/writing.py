@@ -37,6 +37,7 @@ from saveslot.session.retention import OWN, Retention, as_rule
 from saveslot.session.retries import CALL, content, once_in
 from saveslot.session.save import Save
 from saveslot.session.timeline import visible
+from saveslot.values import advice
 from saveslot.values.checks import Data, as_data, as_labels, as_name, now
 from saveslot.values.ids import fresh_id, fresh_key
 from saveslot.values.kinds import DATA_KINDS, SHOWN_KINDS, SIDE_KINDS, VERBS, Kind
@@ -219,9 +220,8 @@ def row_for(sessions: Space, session: AgentSession, draft: Draft) -> Row:
 
 
 def taken(sessions: Space, session_id: str, why: Conflict) -> AlreadyExists:
-    hint = "load it with get_session, or choose another id"
     return AlreadyExists(
-        f"session {session_id} exists already in namespace {sessions.namespace}; {hint}", head=why.head
+        f"session {session_id} exists already in namespace {sessions.namespace}; {advice.OTHER_ID}", head=why.head
     )
 
 

@@ -6,7 +6,8 @@
     {"type": "urn:saveslot:error:not_found", "title": "Not Found", "status": 404,
      "detail": "no session s1 in namespace default", "code": "not_found", "message": "no session s1 …"}
 
-`code`, `message` and the fields after them are those of `SaveslotError.to_dict`, so `errors.from_dict` rebuilds it.
+`code`, `message` and the fields after them are those of `SaveslotError.to_dict`, so `errors.from_dict` rebuilds it; but
+where the library's message advises a Python call, this one names the request.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import msgspec
 from starlette.responses import Response
 
 from saveslot.errors import BY_CODE, SaveslotError
+from saveslot.values.advice import reworded
 
 PROBLEM = "application/problem+json"
 # The status of each error code. Two of them depend on the request: a conflict under If-Match is 412 (`status_of`), and
@@ -79,12 +81,14 @@ def problem(
     more: Mapping[str, Any] | None = None,
 ) -> Response:
     status = status_of(error) if status is None else status
+    message = reworded(str(error), "request")
     fields: dict[str, Any] = {
         "type": f"urn:saveslot:error:{error.code}",
         "title": HTTPStatus(status).phrase,
         "status": status,
-        "detail": str(error),
+        "detail": message,
         **error.to_dict(),
+        "message": message,
         **(more or {}),
     }
     if request_id:

@@ -21,6 +21,7 @@ from saveslot.session.draft import Draft, Point
 from saveslot.session.lookup import about_of
 from saveslot.session.timeline import note_of
 from saveslot.stores import Store
+from saveslot.values import advice
 from saveslot.values.checks import Data, as_count
 from saveslot.values.kinds import DATA_KINDS, OWNER_KINDS, TAKING_KINDS, Kind
 from saveslot.values.lifecycle import FAILED
@@ -199,8 +200,7 @@ async def parting(store: Store, head: Head, note: Data | None) -> Draft:
 def stopped(session_id: str, reason: str) -> Cancelled:
     why = f": {reason}" if reason else ""
     return Cancelled(
-        f"session {session_id} was cancelled{why}; save what is needed with checkpoint(), then leave, complete() or "
-        "fail()",
+        f"session {session_id} was cancelled{why}; {advice.STOP}",
         reason=reason,
     )
 

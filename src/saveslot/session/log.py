@@ -12,10 +12,11 @@ from saveslot import codec
 from saveslot.errors import Corrupt
 from saveslot.session.draft import Draft, Point
 from saveslot.session.known import Known
-from saveslot.session.refusals import RELOAD, refusal
+from saveslot.session.refusals import refusal
 from saveslot.session.timeline import Timeline, frames_of
 from saveslot.session.turns import Turns
 from saveslot.stores import Store
+from saveslot.values import advice
 from saveslot.values.kinds import ABOUT_KINDS, DATA_KINDS, Kind
 from saveslot.values.log import Entry, Head, Outcome, Verdict, Wanted
 from saveslot.values.recipe import is_base
@@ -26,7 +27,7 @@ APPENDED, ALREADY = Outcome.APPENDED, Outcome.ALREADY
 
 
 class Log:
-    reload = RELOAD  # hint in a Conflict: how the caller loads the entries it missed
+    reload = str(advice.RELOAD)  # hint in a Conflict: how the caller loads the entries it missed
 
     def __init__(
         self, store: Store, session_id: str, key: bytes, at: Point, limit: int, known: Known | None = None

@@ -19,7 +19,7 @@ from saveslot.session.refusals import unknown
 from saveslot.session.timeline import Range, Timeline, frames_of, visible
 from saveslot.session.vault import Vault
 from saveslot.session.worker import worker_name
-from saveslot.values import refs
+from saveslot.values import advice, refs
 from saveslot.values.checks import Data, as_name, now
 from saveslot.values.kinds import (
     DATA_KINDS,
@@ -107,7 +107,7 @@ class Lookup:
                 entries = await self.visible(head, SHOWN_KINDS, name=name, newest=1)
         if not entries:
             raise NotFound(
-                f"session {session_id} has no checkpoint {ref!r}; history() and `saveslot log` list what it has"
+                f"session {session_id} has no checkpoint {ref!r}; {advice.CHECKPOINTS}"
             )
         return entries[0]
 
@@ -136,7 +136,7 @@ class Lookup:
         entries = await self.visible(head, None, within=(entry.data_seq, entry.data_seq))
         if not entries:
             where = f"{head.row.session_id}:{entry.seq}"
-            raise NotFound(f"the agent's data as of {where} was thinned or cleared; history() lists what is left")
+            raise NotFound(f"the agent's data as of {where} was thinned or cleared; {advice.WHAT_IS_LEFT}")
         return entries[0]
 
     async def visible(
@@ -339,7 +339,7 @@ class Lookup:
             hint = "its heartbeat stopped: others may take over soon"
         elif row.worker == worker_name():
             holder = f"this process ({row.worker})"
-            hint = "use that `held`, or release it first (a `hold` block releases when it ends)"
+            hint = str(advice.OWN_HOLD)
         return LeaseHeld(
             f"session {row.session_id} is held by {holder} since {since.isoformat()}; {hint}",
             owner=row.worker,

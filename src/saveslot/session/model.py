@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from saveslot.codec.text import ANY_SIZE, encode
 from saveslot.errors import Corrupt, InvalidInput, InvalidTransition, NotFound
+from saveslot.values import advice
 from saveslot.values.checks import Data, as_data, as_label, as_labels, as_name, as_state, as_time, copied, fields, now
 from saveslot.values.ids import fresh_append_id, fresh_id
 from saveslot.values.kinds import VERBS, Kind
@@ -251,7 +252,7 @@ class AgentSession:
         return self._stage(Kind.CHECKPOINT, name, data)
 
     def heartbeat(self) -> None:
-        """Stage a sign of life; the next update stores it."""
+        """Stage a heartbeat; the next update stores it."""
         self._check_stages("heartbeat")
         self.last_heartbeat = now()
 
@@ -459,7 +460,7 @@ class DamagedSession(AgentSession):
 
 
 def emptied(checkpoint_id: str) -> NotFound:
-    return NotFound(f"the data of checkpoint {checkpoint_id} was thinned or cleared; history() lists what is left")
+    return NotFound(f"the data of checkpoint {checkpoint_id} was thinned or cleared; {advice.WHAT_IS_LEFT}")
 
 
 def unloaded(checkpoint_id: str) -> NotFound:

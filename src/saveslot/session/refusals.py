@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from saveslot.errors import Conflict, HistoryLost, LeaseLost, NotFound, SaveslotError
+from saveslot.values import advice
 from saveslot.values.kinds import Kind
 from saveslot.values.log import Entry, Head, Outcome, Verdict
 
-# Hint in a Conflict: how the caller loads the entries it missed.
-RELOAD = "reload the session (refresh or get_session)"
 ENDS = {Kind.COMPLETED: "completed", Kind.FAILED: "failed"}
 
 
 def refusal(
-    session_id: str, verdict: Verdict, seen: int, fence: int | None = None, reload: str = RELOAD
+    session_id: str, verdict: Verdict, seen: int, fence: int | None = None, reload: str = str(advice.RELOAD)
 ) -> SaveslotError:
     """Return the error for a verdict; `fence` is that of the caller's hold, None if it does not hold the session."""
     match verdict.outcome:
         case Outcome.MISSING:
-            return NotFound(f"session {session_id} was deleted; create it again, or load the new one with get_session")
+            return NotFound(f"session {session_id} was deleted; {advice.CREATE_AGAIN}")
         case Outcome.FENCED if fence is not None and not _only_ended(verdict.head, fence):
             released = verdict.head is not None and verdict.head.kind is Kind.RELEASED
             what = "released by another caller" if released else "taken over by another worker"
@@ -48,11 +47,11 @@ def overtaken(session_id: str, head: Head | None, seen: int) -> SaveslotError:
 
 
 def recreated(session_id: str) -> NotFound:
-    return NotFound(f"session {session_id} was deleted and recreated; reload it with get_session")
+    return NotFound(f"session {session_id} was deleted and recreated; {advice.RECREATED}")
 
 
 def unknown(session_id: str, namespace: str) -> NotFound:
-    return NotFound(f"no session {session_id} in namespace {namespace}; find() and `saveslot ls` list the sessions")
+    return NotFound(f"no session {session_id} in namespace {namespace}; {advice.SESSIONS}")
 
 
 def _only_ended(head: Entry | None, fence: int) -> bool:

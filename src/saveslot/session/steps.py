@@ -16,6 +16,7 @@ from uuid import UUID
 from saveslot import codec
 from saveslot.errors import InvalidInput, SaveslotError, StepFailed, StepUnknown, TooLarge
 from saveslot.session.timeline import note_of
+from saveslot.values import advice
 from saveslot.values.checks import Data, as_name
 from saveslot.values.kinds import STEP_KINDS, Kind
 from saveslot.values.log import Entry, moment
@@ -127,8 +128,7 @@ def error_text(exc: Exception) -> str:
 
 def unknown(step: Step) -> StepUnknown:
     return StepUnknown(
-        f"step {label(step)} started at {step.at} and may or may not have finished; find out, then pass "
-        "on_unknown: skip, retry, or a function that returns its result",
+        f"step {label(step)} started at {step.at} and may or may not have finished; {advice.FIND_OUT}",
         name=step.name,
         key=step.key or "",
     )
@@ -144,7 +144,7 @@ def busy(step: Step) -> StepUnknown:
 
 def failed(step: Step) -> StepFailed:
     return StepFailed(
-        f"step {label(step)} failed at {step.at} ({step.error}); retry=True runs it again",
+        f"step {label(step)} failed at {step.at} ({step.error}); {advice.RETRY}",
         name=step.name,
         key=step.key or "",
         error=step.error,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from saveslot.errors import InvalidTransition
+from saveslot.values import advice
 from saveslot.values.kinds import FOLLOWED
 
 
@@ -36,18 +37,13 @@ _TARGET = {"pause": PAUSED, "complete": COMPLETED, "fail": FAILED, "cancel": FAI
 
 _HINT = {
     ACTIVE: "it is active; this needs a failed session",
-    PAUSED: "it is paused; resume it first",
-    COMPLETED: "a completed session stays as it is; fork it to continue from there",
-    FAILED: "recover a failed session, or roll it back",
+    PAUSED: str(advice.PAUSED),
+    COMPLETED: str(advice.COMPLETED),
+    FAILED: str(advice.FAILED),
 }
 
 # `hold` meets ended sessions in programs that are run again: it says where their results are.
-_HOLD_HINT = {
-    COMPLETED: "read its result with get_checkpoint(id, 'session_completed').data and its state with get_data(id), or "
-    "fork(id) to continue from there",
-    FAILED: "get_checkpoint(id, 'session_failed').data says why; rollback(id, 'latest') or recover() reopens it, "
-    "fork(id) continues in a new session",
-}
+_HOLD_HINT = {COMPLETED: str(advice.RESULT), FAILED: str(advice.WHY_FAILED)}
 
 
 def follow(state: SessionState, verb: str) -> SessionState:

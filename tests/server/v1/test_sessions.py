@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
@@ -482,3 +483,22 @@ def test_a_record_without_a_value_is_not_imported(served):
     export["entries"][-1]["data"] = {}
     answer = served.request("POST", "/v1/imports?session_id=unrecorded", export)
     assert (answer.status, answer.json["path"]) == (422, "import.entries[1].data.value")
+
+
+def test_errors_name_requests(served):
+    """What an error advises can be done over HTTP: no message names a call of the Python library."""
+    created(served, "advised", data={"n": 1})
+    created(served, "advised-done")
+    served.request("POST", "/v1/sessions/advised-done/complete", {})
+    refused = [
+        served.request("GET", "/v1/sessions/nobody"),
+        served.request("GET", "/v1/sessions/advised/checkpoints/never"),
+        served.request("POST", "/v1/sessions", {"agent_type": "tutor", "session_id": "advised"}),
+        saved(served, "advised-done", "late"),
+        served.request("POST", "/v1/sessions/advised-done/lease", {"worker": "w"}),
+        served.request("POST", "/v1/sessions/advised/steps/pay/1", {"retry": True}),
+    ]
+    said = [answer.json["message"] for answer in refused]
+    assert [text for text in said if re.search(r"[a-z]\(|get_|`", text)] == []
+    assert [text for text in said if "/v1/sessions" not in text] == []
+    assert [answer.json["detail"] for answer in refused] == said

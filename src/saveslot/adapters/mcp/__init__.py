@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import wraps
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 from urllib.parse import unquote
 
 from saveslot.adapters.access import require
-from saveslot.errors import Conflict, SaveslotError
+from saveslot.errors import Conflict, InvalidInput, SaveslotError
 
 require("mcp", "mcp", "2.3", "3")
 
@@ -21,11 +21,12 @@ import uvicorn
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError
 from mcp_types import ToolAnnotations
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from saveslot import __version__, codec
 from saveslot.adapters.mcp.tasks import Change, Ended, Noted, Page, Patch, Resumed, Saved, StoredTasks, Tasks
 from saveslot.opening import open as open_sessions
+from saveslot.values.advice import reworded
 from saveslot.values.checks import Data
 
 P = ParamSpec("P")
@@ -37,11 +38,11 @@ Call save when you begin a task (what is asked, the plan) and update after each 
 changed); note what is easily forgotten; complete when it is done.
 Without a session_id all tools use this project's task."""
 
-# What a model can do about an error, by its code.
+# What a model can do about an error, by its code, where the message does not say it.
 HINTS = {
-    "not_found": "Call list to see the sessions, or save to begin one.",
+    "not_found": "",
     "conflict": "Call resume to read it, then repeat this call with its version as expect.",
-    "invalid_transition": "Call save with another session_id, or rollback if it failed.",
+    "invalid_transition": "",
     "lease_held": "Another agent is working on it: wait, or use another session_id.",
     "invalid_input": "Correct that argument and call again.",
     "too_large": "Save less: keep results in files, and their paths here.",
@@ -49,6 +50,9 @@ HINTS = {
     "unauthorized": "Tell the user that the token for this store is missing or wrong (SAVESLOT_TOKEN).",
     "forbidden": "Tell the user that the token for this store does not allow it.",
 }
+
+# Arguments of the library that have another name here.
+NAMES = {"id": "session_id", "seen": "expect", "idempotency_key": "key"}
 
 # Characters of a project's name in a session's id; a number may follow.
 MAX_PROJECT = 150
@@ -92,13 +96,51 @@ def reading(resource: Callable[P, Awaitable[Data]]) -> Callable[P, Awaitable[str
 
 
 def _sentence(error: SaveslotError) -> str:
+    text = str(error)
+    if isinstance(error, InvalidInput):
+        text = f"{NAMES.get(error.path, error.path)}: {error.reason}"
     hint = HINTS.get(error.code, HINTS["conflict"] if isinstance(error, Conflict) else "Tell the user.")
-    return f"{error}. {hint}"
+    return f"{reworded(text, 'tool')}. {hint}".rstrip()
+
+
+class Server(MCPServer[Any]):
+    """Refuses calls that fit no tool by a sentence that says what would."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        tools = {tool.name: tool for tool in await self.list_tools()}
+        if name not in tools:
+            raise ToolError(f"there is no tool {name}; there are {', '.join(tools)}")
+        known: dict[str, Any] = tools[name].input_schema["properties"]
+        if unknown := [argument for argument in arguments if argument not in known]:
+            raise ToolError(f"{name} has no argument {unknown[0]}; it has {', '.join(known)}. Nothing was done.")
+        try:
+            return await super().call_tool(name, arguments, *args, **kwargs)
+        except ToolError as exc:
+            why = exc.__cause__
+            if isinstance(why, ToolError):  # without the words that the server puts before it
+                raise why from None
+            if isinstance(why, ValidationError):
+                raise ToolError(_misfits(why, known)) from None
+            raise
+
+
+def _misfits(error: ValidationError, known: Mapping[str, Any]) -> str:
+    """Say of each argument that does not fit what it must be."""
+    wrong: dict[str, str] = {}
+    for one in error.errors(include_url=False, include_input=False):
+        name, *inside = map(str, one["loc"])
+        about = known.get(name, {}).get("description", "")
+        if one["type"] == "missing":
+            wrong[name] = f"{name} is missing: {about}".removesuffix(": ")
+        else:
+            what = one["msg"].removeprefix("Input should be ")
+            wrong.setdefault(name, f"{'.'.join([name, *inside[:1]])} must be {what}")
+    return f"{'. '.join(wrong.values()).rstrip('.')}. {HINTS['invalid_input']}"
 
 
 def server(tasks: Tasks) -> MCPServer[Any]:
     """Return the server with its tools and resources."""
-    mcp = MCPServer[Any]("saveslot", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
+    mcp = Server("saveslot", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
 
     @mcp.tool(annotations=WRITES)
     @answering
@@ -156,9 +198,9 @@ def server(tasks: Tasks) -> MCPServer[Any]:
     @mcp.tool(name="list", annotations=READS)
     @answering
     async def list_sessions(
-        agent_type: str | None = None,
+        agent_type: Annotated[str | None, Field(description="Only sessions of this kind of agent.")] = None,
         text: Annotated[str | None, Field(description="Only sessions whose id or labels contain this.")] = None,
-        limit: Annotated[int, Field(ge=1, le=100)] = 20,
+        limit: Annotated[int, Field(ge=1, le=100, description="Sessions on a page.")] = 20,
         after: Annotated[str | None, Field(description="The `next` of the page before.")] = None,
     ) -> Page:
         """List sessions, the last changed first."""
@@ -166,8 +208,12 @@ def server(tasks: Tasks) -> MCPServer[Any]:
 
     @mcp.tool(annotations=READS)
     @answering
-    async def diff(a: str = "~1", b: str = "latest", session_id: SessionId = None) -> Patch:
-        """Return what changed between two checkpoints (names, numbers, ~1, latest), as an RFC 6902 patch."""
+    async def diff(
+        a: Annotated[str, Field(description="The older checkpoint: a name, a number, ~1 or latest.")] = "~1",
+        b: Annotated[str, Field(description="The newer one.")] = "latest",
+        session_id: SessionId = None,
+    ) -> Patch:
+        """Return what changed between two checkpoints, as an RFC 6902 patch."""
         return await tasks.diff(session_id, a, b)
 
     @mcp.tool(annotations=WRITES)
@@ -194,7 +240,9 @@ def server(tasks: Tasks) -> MCPServer[Any]:
 
     @mcp.tool(annotations=WRITES)
     @answering
-    async def note(text: str, session_id: SessionId = None, key: Key = None) -> Noted:
+    async def note(
+        text: Annotated[str, Field(description="The remark.")], session_id: SessionId = None, key: Key = None
+    ) -> Noted:
         """Keep a remark beside the state; resume shows the newest ones. No other agent's write is refused by it."""
         return await tasks.note(session_id, text, key)
 

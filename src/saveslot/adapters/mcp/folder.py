@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from saveslot.adapters.mcp.briefing import briefing
-from saveslot.adapters.mcp.tasks import PARENT, Change, Ended, Noted, Page, Patch, Resumed, Saved
+from saveslot.adapters.mcp.tasks import BEGIN, PARENT, Change, Ended, Noted, Page, Patch, Resumed, Saved
 from saveslot.checkpoints.files import COMPLETED, CheckpointStore
 from saveslot.codec import difference
 from saveslot.errors import Conflict, InvalidInput, NotFound
@@ -63,7 +63,7 @@ class FolderTasks:
         if checkpoint is None:
             if await asyncio.to_thread(self._store.read, task) is None:
                 raise _missing(task)
-            raise NotFound(f"session {task} is completed, and so is all that it continued")
+            raise NotFound(f"session {task} is completed, and so is all that it continued; {BEGIN}")
         task, document = checkpoint
         data = {key: value for key, value in document.items() if key not in {CALLS, NOTES}}
         notes = [str(note) for note in cast("list[Any]", document.get(NOTES) or [])]
@@ -171,4 +171,4 @@ def _saved(task: str, document: Data, name: str) -> Saved:
 
 
 def _missing(task: str) -> NotFound:
-    return NotFound(f"there is no session {task} yet")
+    return NotFound(f"there is no session {task} yet; {BEGIN}")

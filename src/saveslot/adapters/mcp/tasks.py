@@ -24,6 +24,8 @@ PARENT = "parent_session_id"
 NOTE = "note"
 # Parents that `resume` follows at most.
 HOPS = 5
+# What to do where there is nothing to go on with.
+BEGIN = "call save to begin one, or list to see the sessions"
 # Characters of a patch that `diff` returns.
 LONGEST_PATCH = 8000
 
@@ -146,18 +148,18 @@ class StoredTasks:
         for _ in range(HOPS + 1):
             session = await self._sessions.get_session(task, history=0)
             if session is None:
-                raise NotFound(f"there is no session {task} yet")
+                raise NotFound(f"there is no session {task} yet; {BEGIN}")
             if session.state is not COMPLETED or ref != "latest":
                 break
             task = session.context.get(PARENT)
             if not isinstance(task, str):
-                raise NotFound(f"session {session.session_id} is completed, and so is all that it continued")
+                raise NotFound(f"session {session.session_id} is completed, and so is all that it continued; {BEGIN}")
         else:
-            raise NotFound(f"the {HOPS} sessions that it continued are completed")
+            raise NotFound(f"the {HOPS} sessions that it continued are completed; {BEGIN}")
         data = await self._sessions.get_data(task, ref)
         head = await self._sessions.head(task)
         if head is None:
-            raise NotFound(f"session {task} was deleted meanwhile")
+            raise NotFound(f"session {task} was deleted meanwhile; {BEGIN}")
         notes = [str(record.value) for record in await self._sessions.records(task, name=NOTE)]
         at = head.timestamp.isoformat(timespec="seconds")
         title = f"Session {task} ({session.state}), last changed {at} by {head.name!r}, version {head.version}"
@@ -225,7 +227,7 @@ class StoredTasks:
             return await self._sessions.get_data(session_id, _ref(ref))
         session = await self._sessions.get_session(session_id, history=0)
         if session is None:
-            raise NotFound(f"there is no session {session_id}")
+            raise NotFound(f"there is no session {session_id}; list shows the sessions")
         history = [
             {"seq": entry.seq, "name": entry.name, "kind": entry.kind, "at": entry.timestamp.isoformat()}
             for entry in await self._sessions.entries(session_id, newest=100)

@@ -22,6 +22,7 @@ from saveslot.server.v1.sessions import Id, SessionFilter, merged
 from saveslot.session.model import AgentSession
 from saveslot.session.refusals import unknown
 from saveslot.stores.wire.loops import running
+from saveslot.values.advice import reworded
 from saveslot.values.checks import Data, now
 from saveslot.values.ids import fresh_id
 from saveslot.values.lifecycle import COMPLETED
@@ -138,7 +139,7 @@ async def _run(jobs: SessionManager, job_id: str, ids: list[str], verb: Verb) ->
                 try:
                     await verb(session_id)
                 except SaveslotError as exc:
-                    refused.append({"id": session_id, "code": exc.code, "message": str(exc)})
+                    refused.append({"id": session_id, "code": exc.code, "message": reworded(str(exc), "request")})
 
         await asyncio.gather(*map(one, part))
         room = max(0, NAMED - count)
