@@ -49,7 +49,7 @@ def test_ls_shows_owners_if_any(run, held):
 def test_orphans_are_marked(run, orphaned):
     """The list, `show` and JSON mark it: its owner has no time left."""
     assert f"orphan of {ME}" in run("ls").out
-    assert f"orphan of {ME}, which held it for 0s and is dead" in run("show", "lesson-1").out
+    assert f"orphan of {ME}, which held it for 0s, until its last heartbeat just now" in run("show", "lesson-1").out
     answer = json.loads(run("show", "lesson-1", "--json").out)
     assert answer["owner"] == {"worker": ME, "left": 0.0, "fence": 1, "since": None}
     assert "0 by live workers, 1 orphaned" in run("stats").out

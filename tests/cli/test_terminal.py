@@ -18,7 +18,7 @@ def test_a_list_on_a_terminal(terminal, samples):
     shown = terminal("ls")
     assert shown.end() == 0
     header, *rows = shown.seen.splitlines()
-    assert header.split() == ["ID", "STATE", "AGENT", "USER", "ENTRIES", "AGE", "SEEN", "CONTEXT"]
+    assert header.split() == ["ID", "STATE", "AGENT", "USER", "ENTRIES", "AGE", "HEARTBEAT", "CONTEXT"]
     assert "● active" in rows[3]
     assert "✗ failed" in rows[1]
     assert "\x1b[32m" in shown.raw

@@ -27,7 +27,7 @@ def test_a_list_in_a_pipe_is_aligned_text(run, samples):
     answer = run("ls")
     header, *rows = answer.out.splitlines()
     assert (answer.code, answer.err) == (0, "")
-    assert header.split() == ["ID", "STATE", "AGENT", "USER", "ENTRIES", "CREATED", "SEEN", "CONTEXT"]
+    assert header.split() == ["ID", "STATE", "AGENT", "USER", "ENTRIES", "CREATED", "HEARTBEAT", "CONTEXT"]
     assert [row.split()[0] for row in rows] == ["mail:cleo@example.org", "nightly", "lesson-10", "lesson-1"]
     assert len({row.index(row.split()[1]) for row in rows}) == 1
     assert "topic=fractions" in rows[-1]

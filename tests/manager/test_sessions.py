@@ -374,6 +374,7 @@ async def test_stats_and_summary_count(sessions, session):
     assert summary["first_checkpoint"]["name"] == "session_created"
     assert summary["last_checkpoint"]["data"] == {"result": {}}
     assert summary["duration_seconds"] >= 0
+    assert summary["stored_bytes"] == sum(entry.size for entry in await sessions.entries(session.session_id))
 
 
 async def test_times_come_from_the_store_in_utc(sessions, clock):

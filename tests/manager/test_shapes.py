@@ -30,6 +30,7 @@ async def test_a_shape_has_owners_and_marks(sessions, others):
     assert shape.marks[-1].to == shape.marks[3].offset_s
     assert shape.marks[4].to <= shape.marks[4].offset_s
     assert (shape.orphaned, shape.from_seq, shape.state) == (False, 1, "active")
+    assert shape.stored_bytes == (await sessions.summary("s"))["stored_bytes"] > sum(mark.bytes for mark in shape.marks)
     assert shape.to_dict()["marks"][0] == [0.0, "created", None, shape.marks[0].bytes, None]
 
 

@@ -12,7 +12,7 @@ from tests.page.api import get, post
 def test_now_says_what_needs_somebody(watched):
     """Sentence, counters, rows and title agree: one orphan in an unknown step, two failures."""
     page = watched.open("/")
-    expect(page.get_by_role("heading", level=1)).to_contain_text("1 orphaned, 2 failed in the last hour.")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("1 orphaned, 2 failed in the last hour. 3 are active in all.")
     rows = page.locator("tr.need")
     expect(rows).to_have_count(3)
     expect(rows.first).to_contain_text("lesson-2207")
@@ -21,6 +21,46 @@ def test_now_says_what_needs_somebody(watched):
     rows.first.get_by_role("link", name="Decide…").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("lesson-2207")
     expect(page.locator(".card")).to_contain_text("It began, and no entry tells that it ended.")
+
+
+def test_a_number_is_the_same_wherever_it_stands(watched, url):
+    """Now and Sessions count states alike; a session's bytes are those of the API, in the list and beside its tape."""
+    page = watched.open("/")
+    expect(page.locator(".counter b")).to_have_count(5)
+    counters = page.locator(".counter").evaluate_all(
+        "all => Object.fromEntries(all.map((it) => [it.querySelector('.state').innerText.trim(), it.querySelector('b').innerText]))"
+    )
+    page = watched.open("/sessions")
+    expect(page.locator(".facets .facet").first).to_be_visible()
+    for word, number in counters.items():
+        button = page.locator(".facets section").first.get_by_role("button", name=word)
+        expect(button.locator(".facet-count")).to_have_text(number)
+        if number != "0":
+            button.click()
+            expect(page.locator("tr.row")).to_have_count(int(number))
+            button.click()
+    for row in page.locator("tr.row").all():
+        id, stored = row.locator(".c-id a").inner_text(), row.locator(".c-stored")
+        expect(stored).not_to_be_empty()
+        bytes_ = get(url, f"/sessions/{id}/summary")["stored_bytes"]
+        assert stored.inner_text() == size(bytes_)
+        session = watched.open(f"/sessions/{id}")
+        expect(session.get_by_role("region", name="Facts")).to_contain_text(f"Stored\n{size(bytes_)}", use_inner_text=True)
+        session.context.close()
+
+
+def size(bytes_: int) -> str:
+    return f"{bytes_} B" if bytes_ < 1000 else f"{bytes_ / 1000:.1f} KB"
+
+
+def test_tokens_that_do_not_fit_say_what_does(watched):
+    """A value that a token does not accept filters nothing; the list says what to write instead."""
+    page = watched.open("/sessions?before=soon&label=env")
+    expect(page.locator("tr.row")).to_have_count(5)
+    expect(page.get_by_text("after before: write a date (2026-11-18), a time")).to_be_visible()
+    expect(page.get_by_text("after label: write name=value")).to_be_visible()
+    page.get_by_label("Search sessions").fill("before:1m")
+    expect(page.locator(".list-head [role=alert]")).to_have_count(0)
 
 
 def test_search_facets_and_url_agree(watched, url):

@@ -12,7 +12,7 @@ def kinds(url: str, id: str) -> list[str]:
 
 
 def test_rollback_says_what_it_does_and_can_be_undone(watched, url):
-    """The dialog shows the diff and the effects that stay; undo is a rollback to where the session was."""
+    """The dialog shows the diff and the steps that stay; undo is a rollback to where the session was."""
     before = get(url, "/sessions/trip-lisbon/data")
     page = watched.open("/sessions/trip-lisbon")
     page.locator(".log-row", has_text="planned").first.click()
@@ -157,6 +157,6 @@ def test_a_person_decides_what_became_of_a_step(watched, url):
     dialog.get_by_label("Result as JSON").fill('{"mail": 7}')
     dialog.get_by_role("button", name="Write it to the log").click()
     expect(page.locator(".toast")).to_contain_text("send-mail:reminder counts as done.")
-    expect(page.locator(".outlook")).to_contain_text("1 finished effect is not repeated")
+    expect(page.locator(".outlook")).to_contain_text("1 finished step is not repeated")
     [step] = get(url, "/sessions/lesson-2207/steps")["items"]
     assert (step["state"], step["result"]) == ("finished", {"mail": 7})

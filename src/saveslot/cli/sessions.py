@@ -45,9 +45,9 @@ def listing(sessions: Sequence[AgentSession], screen: Screen) -> Table:
     columns += [Column("OWNER", name=True, spare=2)] * held
     columns += [Column("ENTRIES", right=True, spare=4)]
     columns += (
-        [Column("AGE", right=True, spare=3), Column("SEEN", right=True, spare=6)]
+        [Column("AGE", right=True, spare=3), Column("HEARTBEAT", right=True, spare=6)]
         if screen.terminal
-        else [Column("CREATED"), Column("SEEN")]
+        else [Column("CREATED"), Column("HEARTBEAT")]
     )
     columns += [Column("CONTEXT", wide=True)] * about
     rows: list[list[Cell]] = []

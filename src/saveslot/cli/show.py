@@ -79,9 +79,12 @@ def _about(session: AgentSession, taken: Checkpoint | None, fold: Fold, screen: 
         )
     )
     if session.owner is not None:
-        since = "" if taken is None else f" for {age(taken.timestamp)}"
+        until = None if session.owner.left else session.last_heartbeat
+        since = "" if taken is None else f" for {age(taken.timestamp, until)}"
         worker, style = owner_cell(session)
-        held = f"held by {worker}{since}" if session.owner.left else f"{worker}, which held it{since} and is dead"
+        held = f"held by {worker}{since}"
+        if until is not None:
+            held = f"{worker}, which held it{since}, until its last heartbeat {ago(until)}"
         if not session.owner.worker:
             held = f"{worker}; saveslot log {short(session.session_id, screen)} --all says which"
         yield Line(body=((held, style),))

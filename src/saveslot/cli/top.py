@@ -209,7 +209,7 @@ def _table(
     users, held = (any(getattr(session, part) for session in listed) for part in ("user_id", "owner"))
     columns = [Column("STATE"), Column("ID", id=True), Column("AGENT", name=True, spare=3)]
     columns += [Column("USER", name=True, spare=7)] * users + [Column("OWNER", name=True, spare=2)] * held
-    columns += [Column("AGE", right=True, spare=6), Column("SEEN", right=True, spare=4)]
+    columns += [Column("AGE", right=True, spare=6), Column("HEARTBEAT", right=True, spare=4)]
     columns += [Column("CHECKPOINT", name=True, spare=5)]
     columns += [
         Column("ENTRIES", right=True, spare=8),

@@ -1,7 +1,7 @@
 """Facets: how many sessions there would be with one condition more or another one instead.
 
 Each facet counts under all *other* conditions, so that a chosen value does not hide its alternatives. States, agent
-types and orphans are counted exactly. Labels, signs of life and the histogram come from the 1,000 sessions created
+types and orphans are counted exactly. Labels, last heartbeats and the histogram come from the 1,000 sessions created
 last, and `looked_at` says so: no index counts them.
 """
 
@@ -50,7 +50,7 @@ class Created(Answer, frozen=True):
 
 
 class LookedAt(Answer, frozen=True):
-    """The sample that labels, signs of life and the histogram come from: these sessions, created last, of how many."""
+    """The sample that labels, last heartbeats and the histogram come from: these sessions, created last, of how many."""
 
     sessions: int
     of: int
@@ -161,7 +161,7 @@ def _by_label(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
 
 
 def seen_at(head: Head) -> int:
-    """The newest sign of life: the session's own, its newest entry's or its owner's."""
+    """The last heartbeat: the session's own, its newest entry's or its owner's."""
     return max(head.row.heartbeat, head.last.alive, head.row.beaten)
 
 

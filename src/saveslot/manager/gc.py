@@ -115,7 +115,7 @@ def wanted(
     ended_for = None if older_than is None else as_age(older_than, "older_than")
     chosen = {as_state(state) for state in ([states] if isinstance(states, str) else states)}
     if chosen - {COMPLETED, FAILED}:
-        hint = "end the others first (cleanup_stale_sessions fails those without a sign of life)"
+        hint = "end the others first (cleanup_stale_sessions fails those without a heartbeat)"
         raise InvalidInput("states", f"only completed and failed sessions are garbage; {hint}")
     queries = [Query(namespace=sessions.namespace, deleted_for=deleted_for)]
     if ended_for is not None:

@@ -1,4 +1,4 @@
-"""Background work of an open manager: takes over orphans, fails sessions without a sign of life, thins
+"""Background work of an open manager: takes over orphans, fails sessions without a heartbeat, thins
 histories, and purges sessions that ended long ago.
 
 It runs in the manager's event loop, does nothing until it is started, and sends one query per beat when all is well.
@@ -79,7 +79,7 @@ class Keeper:
 
         `takeover(held)` is called with each session that `claim` would return (`released`: also with sessions without
         an owner), at most `limit` at a time. When it returns, the session is released; when it raises, the session is
-        claimed again later, as after any hold. Sessions without a sign of life for `stale_after` are failed, as by
+        claimed again later, as after any hold. Sessions without a heartbeat for `stale_after` are failed, as by
         `cleanup_stale_sessions`. Every `tidy_every` seconds, `thin` runs `thin_all`, `gc` purges deleted sessions after
         their grace, and `gc_after` also those that ended that long ago.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
 from datetime import datetime
 from typing import Any, Literal, TypeVar, cast, get_args
@@ -325,9 +326,15 @@ async def diff(sessions: Space, id: str, a: str | int, b: str | int) -> list[Dat
 
 @with_a_fresh_head
 async def summary(sessions: Space, id: str) -> Data:
-    """Return the number of checkpoints, in total and by name, the first and the last one, and the time between."""
+    """Return the number of checkpoints, in total and by name, the first and the last one, and the time between.
+
+    `stored_bytes` are those of all entries, whatever their kind.
+    """
     head = await sessions.reader.existing(id)
-    entries = await sessions.lookup.visible(head, SHOWN_KINDS)
+    entries, log = await asyncio.gather(
+        sessions.lookup.visible(head, SHOWN_KINDS),
+        sessions.engine.vault.stored.entries(head.row.key, Wanted(frames=False)),
+    )
     ends = entries[:1] + entries[-1:]
     timeline = await sessions.lookup.timeline(head, ends)
     checkpoints = [timeline.checkpoint(entry, Checkpoint).to_dict() for entry in ends] or [None, None]
@@ -343,7 +350,7 @@ async def summary(sessions: Space, id: str) -> Data:
         "first_checkpoint": checkpoints[0],
         "last_checkpoint": checkpoints[1],
         "duration_seconds": (ends[1].at - ends[0].at) / 1_000_000 if ends else 0.0,
-        "stored_bytes": sum(entry.size for entry in entries),
+        "stored_bytes": sum(entry.size for entry in log),
     }
 
 

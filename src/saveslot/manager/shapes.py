@@ -53,6 +53,7 @@ class Shape(Answer, frozen=True):
     owners: list[str]  # in order of appearance
     marks: list[Mark]  # oldest first
     from_seq: int  # the first entry that is drawn; more than 1 in a longer log
+    stored_bytes: int  # of the entries from `from_seq` on, also those without a mark
     ends_s: float  # offset of the newest entry
     now_s: float  # offset of the store's clock
     silent_s: float | None  # offset of the owner's last heartbeat, if it has an owner
@@ -103,6 +104,7 @@ def shape(head: Head, log: Sequence[Entry]) -> Shape:
         [*places],
         merged(marks),
         log[0].seq,
+        sum(entry.size for entry in log),
         _offset(head, log[-1].at),
         _offset(head, row.now),
         silent,

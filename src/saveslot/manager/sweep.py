@@ -1,4 +1,4 @@
-"""Sweep: fails sessions without a sign of life."""
+"""Sweep: fails sessions without a heartbeat."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Failure = tuple[str, Draft]
 
 
 async def cleanup_stale_sessions(sessions: Space, max_age: Span = timedelta(hours=48)) -> int:
-    """Fail active sessions without a sign of life for `max_age`, by the store's clock; return how many."""
+    """Fail active sessions without a heartbeat for `max_age`, by the store's clock; return how many."""
     return await sweep(sessions, max_age)
 
 

@@ -483,7 +483,7 @@ class Held(AsyncSteps):
         self.working.landed(effect, draft.at.data)
 
     async def heartbeat(self) -> None:
-        """Record a sign of life of this session. (Its worker's heartbeats are automatic.)"""
+        """Record a heartbeat of this session. (Its worker's heartbeats are automatic.)"""
         if not self.worker.alive:
             await self._wait_for_worker()
         await self.meet(self._log)

@@ -70,9 +70,31 @@ test("numbers read as people write them", () => {
 test("a query and its text are the same thing", () => {
   const text = 'state:failed label:env=prod user:"anna b" timeout';
   assert.equal(query.print(query.parse(text)), 'state:failed user:"anna b" label:env=prod timeout');
-  assert.deepEqual(query.parse("state:sleeping"), { text: ["state:sleeping"] });
+  assert.deepEqual(query.parse("http://x state:sleeping"), { state: ["sleeping"], text: ["http://x"] });
   assert.deepEqual(query.toApi(query.parse("state:orphaned agent:tutor")).orphaned, true);
   assert.deepEqual(query.toCli(query.parse("state:failed x")), ["--state", "failed", "--text", "x"]);
+});
+
+test("a token that takes no such value filters nothing, and says what it takes", () => {
+  const wrong = query.parse("state:sleeping label:env before:soon after:999999999w agent:tutor");
+  assert.deepEqual(query.toApi(wrong), { state: [], orphaned: undefined, agent_type: ["tutor"], user_id: undefined, label: [], text: undefined, created_before: undefined, created_after: undefined });
+  const sentences = query.misfits(wrong);
+  assert.equal(sentences.length, 4);
+  assert.match(sentences[1], /label:env is ignored; after label: write name=value/);
+  assert.match(sentences[2], /before:soon is ignored; after before: write a date \(2026-11-18\)/);
+  assert.deepEqual(query.misfits(query.parse("state:failed label:env=prod before:2d")), []);
+});
+
+test("before: and after: take dates, times and ages, and the command line the same moment", () => {
+  const noon = Date.parse("2026-11-18T12:00:00Z");
+  assert.equal(query.instant("2026-11-18"), "2026-11-18T00:00:00.000Z");
+  assert.equal(query.instant("2026-11-18 12:00"), "2026-11-18T12:00:00.000Z");
+  assert.equal(query.instant("2026-11-18T12:00+02:00"), "2026-11-18T10:00:00.000Z");
+  assert.equal(query.instant("90m", noon), "2026-11-18T10:30:00.000Z");
+  assert.equal(query.instant("2026-13-40"), null);
+  assert.deepEqual(query.toCli(query.parse("before:2d")), ["--older-than", "2d"]);
+  const [, seconds] = query.toCli(query.parse("after:2026-11-18"));
+  assert.match(seconds, /^\d+s$/);
 });
 
 test("operations at the end of a list get the index that they lead to", () => {

@@ -60,7 +60,7 @@ export async function rollback(subject, target) {
   const head = entries[entries.length - 1];
   const key = freshKey();
   const after = entries.filter(({ seq }) => seq > target.seq);
-  const effects = after.filter(({ kind }) => kind === "step_finished");
+  const steps = after.filter(({ kind }) => kind === "step_finished");
   const later = after.filter(({ kind }) => kind === "checkpoint");
   const index = entries.indexOf(target);
   const marks = layout(story(entries.slice(Math.max(0, index - 20)).slice(-160)), { width: 620, state: "completed" });
@@ -85,7 +85,7 @@ export async function rollback(subject, target) {
       <div class="boxed"><div class="sum-line">${operations.value ? html`${summary(operations.value)} <span class="soft">from now (${from}) to ${target.seq}</span>` : html`<span class="soft">comparing …</span>`}</div>
       <div class="scrolled">${operations.value ? operationRows(operations.value) : null}</div></div>
       <ul class="consequences">
-        ${effects.length ? html`<li>${icon("events")}<span><b>${many(effects.length, "effect")} ${effects.length === 1 ? "is" : "are"} not undone:</b> <span class="mono">${plain(effects.slice(0, 4).map((e) => `${e.name} ${e.step?.key ?? ""}`.trim()).join(", "))}${effects.length > 4 ? " …" : ""}</span>. They happened; their results stay in the log.</span></li>` : null}
+        ${steps.length ? html`<li>${icon("events")}<span><b>${many(steps.length, "step")} ${steps.length === 1 ? "is" : "are"} not undone:</b> <span class="mono">${plain(steps.slice(0, 4).map((e) => `${e.name} ${e.step?.key ?? ""}`.trim()).join(", "))}${steps.length > 4 ? " …" : ""}</span>. They happened; their results stay in the log.</span></li>` : null}
         ${subject.state === "failed" ? html`<li>${icon("events")}<span>The session becomes <b>active</b> again.</span></li>` : null}
         ${subject.owner && !subject.orphaned ? html`<li>${icon("events")}<span><b>${plain(subject.owner.worker)}</b> holds it: its next checkpoint gets <code>Conflict</code>, and it reads the session again.</span></li>` : null}
       </ul>`,
@@ -133,7 +133,7 @@ export function fork(subject, at) {
     title: `Fork ${plain(subject.id)} at ${at.seq} ${plain(at.name)}?`,
     body: () => html`<p class="lead">A new session begins with the state of ${at.seq}. ${plain(subject.id)} stays as it is.</p>
       <label class="field">Id of the fork <input placeholder="generated" maxlength="200" autofocus .value=${name.value} @input=${(/** @type {Event} */ e) => (name.value = /** @type {HTMLInputElement} */ (e.target).value)}></label>
-      <ul class="consequences"><li>${icon("events")}<span>The fork does not know the effects of this session: its agent would run them again under other keys.</span></li></ul>`,
+      <ul class="consequences"><li>${icon("events")}<span>The fork does not know the steps of this session: its agent would run them again under other keys.</span></li></ul>`,
     copy: () => copyButtons({ cli: cli(["fork", subject.id, "--at", String(at.seq), ...(name.value ? ["--as", name.value] : [])]), curl: curl(`/v1${sessionPath(subject.id)}/fork`, { method: "POST", body: body() }) }),
     verb: `Fork at ${at.seq}`,
     act: async () => {
@@ -198,7 +198,7 @@ export function cancel(subject) {
   ask({
     title: `Cancel ${plain(subject.id)}?`,
     body: () => html`<p class="lead">${owner && !orphaned ? html`<b>${plain(owner.worker)}</b> is told to stop: its next verb raises <code>Cancelled</code>, unless it completes or fails the session.` : "No worker holds it: it fails at once, with the reason cancelled."}</p>
-      <ul class="consequences"><li>${icon("events")}<span>${open ? `${many(open, "effect")} may be under way and ${open === 1 ? "is" : "are"} not undone.` : "No effect is open."}</span></li></ul>`,
+      <ul class="consequences"><li>${icon("events")}<span>${open ? `${many(open, "step")} may be under way and ${open === 1 ? "is" : "are"} not undone.` : "No step is open."}</span></li></ul>`,
     copy: () => copyButtons({ cli: cli(["cancel", subject.id]), curl: curl(`/v1${sessionPath(subject.id)}/cancel`, { method: "POST", body: {} }) }),
     verb: "Cancel the session",
     cancel: "Leave it",
@@ -216,7 +216,7 @@ export function release(subject) {
   ask({
     title: `Take ${plain(subject.id)} away from its owner?`,
     body: () => html`<p class="lead"><b>${plain(subject.owner?.worker ?? "")}</b> loses its lease: its next verb raises <code>LeaseLost</code>, and another worker can claim the session at once.</p>
-      ${subject.outlook?.steps.running ? html`<p>${many(subject.outlook.steps.running, "effect")} may be under way; whether it ended will be unknown.</p>` : null}`,
+      ${subject.outlook?.steps.running ? html`<p>${many(subject.outlook.steps.running, "step")} may be under way; whether it ended will be unknown.</p>` : null}`,
     copy: () => copyButtons({ cli: cli(["release", subject.id]), curl: curl(`/v1${sessionPath(subject.id)}/release`, { method: "POST", body: {} }) }),
     verb: "Release the session",
     danger: true,

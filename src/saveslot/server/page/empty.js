@@ -27,7 +27,7 @@ const way = (title, text, code) => html`<section class="panel pad"><h2>${title}<
 export const emptyView = () => html`<div class="empty"><h1>Nothing saved here yet.</h1>
   <p class="lead">Saveslot keeps what an agent knows. Each session becomes a tape like this one: you see which workers held it, what each checkpoint saved, where a worker died and another one took over.</p>
   <section class="panel pad" aria-label="An example"><span class="label example">an example</span>${drawn(Math.min(1050, innerWidth - 60))}
-    <ul class="marks"><li><i class="k-clip"></i>a clip: one owner</li><li><i class="k-notch"></i>a notch: a checkpoint</li><li><i class="k-diamond"></i>an effect, done once</li><li><b class="s-failed">✗</b> a torn edge: the owner died</li><li><b>↩</b> an arc: rolled back</li></ul></section>
+    <ul class="marks"><li><i class="k-clip"></i>a clip: one owner</li><li><i class="k-notch"></i>a notch: a checkpoint</li><li><i class="k-diamond"></i>a step, done once</li><li><b class="s-failed">✗</b> a torn edge: the owner died</li><li><b>↩</b> an arc: rolled back</li></ul></section>
   <div class="ways">${way("See it happen, 20 seconds", "Three agents book trips; one is killed.", "saveslot demo")}
     ${way("Save from your agent", "Durable when the call returns.", 'session = await sessions.create_session("tutor")\nawait sessions.checkpoint(session, "asked", data)')}
     ${way("Bring what you have", "An export, or another store.", "saveslot import session.json\nsaveslot copy old.db new.db")}</div>

@@ -17,7 +17,7 @@ const SECONDS = 60;
 const GROUPS = /** @type {Record<string, string[]>} */ ({
   all: [],
   checkpoints: ["checkpoint", "rollback"],
-  effects: ["step_started", "step_finished", "step_failed"],
+  steps: ["step_started", "step_finished", "step_failed"],
   owners: ["taken", "claimed", "released"],
   trouble: ["failed", "step_failed", "claimed", "cancelled"],
 });

@@ -17,10 +17,10 @@ export function facetsView(facets, filters, toggle) {
   const agents = /** @type {[string, number][]} */ (Object.entries(facets.by_agent_type)).slice(0, 12);
   const labels = /** @type {[string, Record<string, number>][]} */ (Object.entries(facets.by_label));
   const sampled = facets.looked_at.sessions < facets.looked_at.of ? html` <span class="soft">of the newest ${count(facets.looked_at.sessions)}</span>` : null;
-  return html`<section><h2>State</h2><ul>${each(states, ([word]) => word, ([word, number]) => row("state", word, number, most, html`<span class=${`state s-${word}`}>${shape(word)} ${word}</span>`))}</ul></section>
+  return html`<section><h2>State</h2><ul>${each(states, ([word]) => word, ([word, number]) => row("state", word, number, most, html`<span class=${`state s-${word}`}>${shape(word)} ${word}</span>`))}</ul>${facets.orphaned ? html`<p class="soft">Orphaned ones count as active or paused, too.</p>` : null}</section>
     <section><h2>Agent</h2><ul>${each(agents, ([name]) => name, ([name, number]) => row("agent", name, number, agents[0][1], plain(name)))}</ul></section>
     ${each(labels, ([name]) => name, ([name, values]) => html`<section><h2>Label ${plain(name)}${sampled}</h2><ul>${Object.entries(values).slice(0, 8).map(([value, number]) => row("label", `${name}=${value}`, number, Math.max(...Object.values(values)), plain(value)))}</ul></section>`)}
-    <section><h2>Last sign of life${sampled}</h2><ul class="plain-facets">${[["under 1 m", "under_1m"], ["1 m to 1 h", "under_1h"], ["older", "older"]].map(([text, name]) => html`<li><span class="facet"><span>${text}</span><span class="facet-count">${count(facets.by_seen[name] ?? 0)}</span></span></li>`)}</ul></section>`;
+    <section><h2>Last heartbeat${sampled}</h2><ul class="plain-facets">${[["under 1 m", "under_1m"], ["1 m to 1 h", "under_1h"], ["older", "older"]].map(([text, name]) => html`<li><span class="facet"><span>${text}</span><span class="facet-count">${count(facets.by_seen[name] ?? 0)}</span></span></li>`)}</ul></section>`;
 }
 
 const drag = signal(/** @type {[number, number] | null} */ (null));

@@ -65,6 +65,8 @@ export function grouped(all) {
 export function nowScreen() {
   const facets = signal(/** @type {any} */ (null));
   const wanting = signal(/** @type {Need[]} */ ([]));
+  /** Of all that failed in the last hour, of which `wanting` has the newest. */
+  const failed = signal(0);
   const stats = signal(/** @type {any} */ (null));
   const tiers = signal(/** @type {any} */ (null));
   const hours = signal(/** @type {any} */ (null));
@@ -94,7 +96,8 @@ export function nowScreen() {
       const found = needs(failures, page.items);
       // Rows do not move under the pointer or the focus: an order that differs waits.
       if (!pointerInside || found.length === 0) wanting.value = found;
-      needing.value = found.filter(({ state }) => state !== "late").length;
+      failed.value = failures.reasons.reduce((/** @type {number} */ sum, /** @type {any} */ { sessions }) => sum + sessions, 0);
+      needing.value = failed.peek() + found.filter(({ state }) => state === "orphaned").length;
       busy.value = page.items.filter((/** @type {any} */ row) => now.peek() - Date.parse(row.last_heartbeat) / 1000 < REACH).slice(0, BUSY);
       const seen = grouped(wanting.peek()).slice(0, NEEDS).map(({ need }) => need.id);
       shapes.want([...seen, ...busy.peek().map((row) => row.session_id)], true);
@@ -144,12 +147,10 @@ export function nowScreen() {
 
   function sentence() {
     const { by_state: states, orphaned } = facets.value;
-    const failed = wanting.value.filter(({ state }) => state === "failed").length;
     const total = Object.values(states).reduce((sum, n) => sum + n, 0);
-    const working = states.active - orphaned;
     const note = html`<span class="sentence-note">${clock(now.value)} UTC · namespace ${plain(place.value.query.get("ns") ?? "default")}</span>`;
-    if (!orphaned && !failed) return html`<h1 class="now-sentence">${total === 1 ? "The one session is well." : `All ${count(total)} are well.`} ${note}</h1>`;
-    return html`<h1 class="now-sentence">${orphaned ? html`<span class="s-orphaned">${count(orphaned)} orphaned</span>` : null}${orphaned && failed ? ", " : ""}${failed ? html`<span class="s-failed">${count(failed)} failed</span> in the last hour` : null}. ${working ? `The other ${count(working)} ${working === 1 ? "is" : "are"} active.` : "No other is active."} ${note}</h1>`;
+    if (!orphaned && !failed.value) return html`<h1 class="now-sentence">${total === 1 ? "The one session is well." : `All ${count(total)} are well.`} ${note}</h1>`;
+    return html`<h1 class="now-sentence">${orphaned ? html`<span class="s-orphaned">${count(orphaned)} orphaned</span>` : null}${orphaned && failed.value ? ", " : ""}${failed.value ? html`<span class="s-failed">${count(failed.value)} failed</span> in the last hour` : null}. ${count(states.active)} ${states.active === 1 ? "is" : "are"} active in all. ${note}</h1>`;
   }
 
   /** What happened hour by hour, over a day: created, completed, failed, taken over. @param {string} word */
@@ -167,8 +168,8 @@ export function nowScreen() {
 
   const counters = () => {
     const { by_state: states, orphaned } = facets.value;
-    const values = /** @type {[string, number][]} */ ([["active", states.active - orphaned], ["paused", states.paused], ["completed", states.completed], ["failed", states.failed], ["orphaned", orphaned]]);
-    return html`<section class="panel counters" aria-label="Sessions by state" aria-live="polite">${each(values, ([word]) => word, ([word, number]) => html`<a class="counter" href=${`/sessions?state=${word}`}><span class="counter-line">${stateWord(word)}${dayText(word)}</span><span class="counter-line"><b>${count(number)}</b>${curve(word)}</span></a>`)}</section>`;
+    const values = /** @type {[string, number][]} */ ([["active", states.active], ["paused", states.paused], ["completed", states.completed], ["failed", states.failed], ["orphaned", orphaned]]);
+    return html`<section class="panel counters" aria-label="Sessions by state" aria-live="polite">${each(values, ([word]) => word, ([word, number]) => html`<a class="counter" href=${`/sessions?state=${word}`}><span class="counter-line">${stateWord(word)}${word === "orphaned" && number ? html`<span class="soft">of those active or paused</span>` : dayText(word)}</span><span class="counter-line"><b>${count(number)}</b>${curve(word)}</span></a>`)}</section>`;
   };
 
   /** @param {{need: Need, more: number}} row */
@@ -176,7 +177,7 @@ export function nowScreen() {
     const shape = shapes.of(id);
     const outlook = outlooks.value.get(id);
     const open = outlook?.steps.unknown.length;
-    const text = state === "late" ? `no sign of life for ${span(now.value - since)}` : reason || "its worker is silent";
+    const text = state === "late" ? `no heartbeat for ${span(now.value - since)}` : reason || "its worker is silent";
     const why = outlook ? actions.why({ id, state, orphaned: state === "orphaned", version: "", owner: null, outlook, entries: [], live: connected.value, changed: load }, "recover") : "";
     return html`<tr class="need"><td class="n-state">${stateWord(state)}</td>
       <td class="n-id"><a href=${sessionUrl(id)}><b>${plain(id)}</b></a> <span class="soft">${plain(agent)}</span><div class="reason">${plain(text)}${more ? html` <a href="/sessions?state=failed">and ${many(more, "more session")}</a>` : null}</div></td>
@@ -190,7 +191,7 @@ export function nowScreen() {
     const rows = grouped(wanting.value);
     if (!rows.length) return html`<section class="panel pad all-well"><b>Needs you</b> <span class="soft">nothing: none is orphaned, late, or failed in the last hour</span></section>`;
     const by = (/** @type {string} */ word) => wanting.value.filter(({ state }) => state === word).length;
-    const parts = [by("orphaned") && `${by("orphaned")} orphaned`, by("failed") && `${by("failed")} failed in the last hour`, by("late") && `${by("late")} late`].filter(Boolean);
+    const parts = [by("orphaned") && `${by("orphaned")} orphaned`, failed.value && `${count(failed.value)} failed in the last hour`, by("late") && `${by("late")} late`].filter(Boolean);
     return html`<section class="panel" aria-label="Needs you" @pointerenter=${() => (pointerInside = true)} @pointerleave=${() => (pointerInside = false)}><header class="panel-head"><h2>Needs you</h2><span class="soft">${parts.join(", ")}</span><span class="push"></span>
       ${copyButtons({ cli: cli(["ls", "--state", "failed"]), curl: curl(apiUrl("/failures", { since: HOUR })) })}<a class="quiet-link" href="/sessions?state=failed">all ${count(facets.value.by_state.failed)} failed</a></header>
       <table class="needs-table"><thead><tr><th class="n-state">State</th><th class="n-id">Session and reason</th><th class="n-tape">Its tape</th><th class="n-owner">Last owner</th><th class="n-since">Since</th><th class="n-outlook">Can it go on?</th><th class="n-action"><span class="hidden">Action</span></th></tr></thead>
@@ -199,8 +200,7 @@ export function nowScreen() {
 
   function wall() {
     if (!busy.value.length) return html`<section class="panel pad"><b>At work</b> <span class="soft">nothing in the last 10 minutes</span></section>`;
-    const working = facets.value.by_state.active - facets.value.orphaned;
-    return html`<section class="panel" aria-label="At work"><header class="panel-head"><h2>At work</h2><span class="soft">${many(working, "active session")}; those that changed last, over 10 minutes</span></header>
+    return html`<section class="panel" aria-label="At work"><header class="panel-head"><h2>At work</h2><span class="soft">${many(facets.value.by_state.active, "active session")}; those that changed last, over 10 minutes</span></header>
       <ul class="wall">${each(busy.value, (row) => row.session_id, (row) => {
         const shape = shapes.of(row.session_id);
         return html`<li><a href=${sessionUrl(row.session_id)}><b>${plain(row.session_id)}</b></a><span class="mono soft">${plain(row.newest?.name ?? "")}</span>

@@ -8,7 +8,7 @@ import { facetsView, histogram } from "./facets.js";
 import { count, many, plain, short, size } from "./format.js";
 import { icon, stateWord } from "./icons.js";
 import { go, place, replace, sessionUrl, withQuery } from "./places.js";
-import { TOKENS, fromUrl, parse, print, toApi, toCli } from "./query.js";
+import { TOKENS, fromUrl, misfits, parse, print, toApi, toCli } from "./query.js";
 import { shapeSource } from "./shapes.js";
 import { smallTape } from "./small_tape.js";
 import { onDigest } from "./stream.js";
@@ -215,7 +215,6 @@ export function sessionsScreen() {
   function rowView(row, index) {
     const { session_id: id, state, orphaned, agent_type: agent, user_id: user, owner, entries, newest, forked_from: fork } = row;
     const shape = shapes.of(id);
-    const bytes = shape?.marks.reduce((sum, mark) => sum + mark[3], 0);
     return html`<tr class=${index === cursor.value ? "row selected" : "row"} @click=${(/** @type {MouseEvent} */ e) => rowClick(e, id, index)}>
       <td class="c-check"><input type="checkbox" aria-label=${`Select ${plain(id)}`} .checked=${whole.value || selected.value.has(id)} @click=${(/** @type {MouseEvent} */ e) => select(index, e.shiftKey)}></td>
       <td class="c-state">${stateWord(orphaned ? "orphaned" : state)}</td>
@@ -224,7 +223,7 @@ export function sessionsScreen() {
       <td class="c-at mono">${plain(newest?.name ?? "")}</td>
       <td class="c-tape">${shape ? smallTape(shape) : null}</td>
       <td class="c-number">${count(entries)}</td>
-      <td class="c-number c-stored">${bytes === undefined || (shape?.from_seq ?? 2) > 1 ? "" : size(bytes)}</td>
+      <td class="c-number c-stored">${shape ? `${shape.from_seq > 1 ? "over " : ""}${size(shape.stored_bytes)}` : ""}</td>
       <td class="c-owner">${owner?.worker ? (orphaned ? html`<s>${plain(owner.worker)}</s>` : plain(owner.worker)) : ""}</td>
       <td class="c-number">${short(now.value - Date.parse(row.last_heartbeat) / 1000)}</td>
       <td class="c-number c-age">${short(now.value - Date.parse(row.created_at) / 1000)}</td></tr>`;
@@ -241,7 +240,7 @@ export function sessionsScreen() {
     const height = rowHeight();
     return html`<div class="table-scroll" tabindex="-1" ref=${watch} @scroll=${(/** @type {Event} */ e) => (scroll.value = at(/** @type {HTMLElement} */ (e.currentTarget)))}>
       <table class="sessions"><thead><tr><th class="c-check"><span class="hidden">Selected</span></th><th class="c-state">State</th><th class="c-id">Session</th><th class="c-agent">Agent</th><th class="c-user">User</th><th class="c-at">At</th><th class="c-tape">Tape</th><th class="c-number">Entries</th><th class="c-number c-stored">Stored</th><th class="c-owner">Owner</th>
-        <th class="c-number"><button class="sort" aria-pressed=${String(sort() === "changed")} @click=${() => narrow({ sort: "changed" })}>Seen${sort() === "changed" ? " ↓" : ""}</button></th>
+        <th class="c-number"><button class="sort" aria-pressed=${String(sort() === "changed")} @click=${() => narrow({ sort: "changed" })}>Heartbeat${sort() === "changed" ? " ↓" : ""}</button></th>
         <th class="c-number c-age"><button class="sort" aria-pressed=${String(sort() === "created")} @click=${() => narrow({ sort: null })}>Age${sort() === "created" ? " ↓" : ""}</button></th></tr></thead>
         <tbody><tr class="spacer" aria-hidden="true" .style=${{ height: `${first * height}px` }}></tr>
         ${each(seen, (row) => row.session_id, (row, i) => rowView(row, first + i))}
@@ -267,9 +266,9 @@ export function sessionsScreen() {
     return html`<h1 class="hidden">Sessions</h1><div class="views">${savedViews(current(), (saved) => narrow(Object.fromEntries([...Object.values(TOKENS), "text"].map((name) => [name, saved[name] ?? null]))))}
         <span class="push"></span>${copyButtons({ cli: commandHere(), curl: curl(apiUrl("/sessions", { ...toApi(current()), sort: sort() })) })}</div>
       <div class="list-columns"><aside class="facets" aria-label="Filters">${facets.value ? facetsView(facets.value, current(), toggle) : null}</aside>
-      <div><div class="search"><input type="search" aria-label="Search sessions" placeholder="id, user, text, or state: agent: user: label: before:" .value=${text.value} @input=${typed}><kbd aria-hidden="true">/</kbd></div>
+      <div><div class="search"><input type="search" aria-label="Search sessions" placeholder="id, user, text, or state: agent: user: label: before: after:" .value=${text.value} @input=${typed}><kbd aria-hidden="true">/</kbd></div>
       <section class="panel list"><div class="list-head"><b aria-live="polite">${total === undefined ? "" : many(total, "session")}</b>
-        ${trouble.value ? html`<span class="s-failed">${trouble.value}</span>` : null}
+        ${[...misfits(current()), trouble.value].filter(Boolean).map((text) => html`<span class="s-failed" role="alert">${plain(text)}</span>`)}
         ${fresh.value ? html`<button class="quiet" @click=${load}>${count(fresh.value)} new ↑</button>` : null}
         ${facets.value && total ? histogram(facets.value.created, facets.value.looked_at, (from, to) => narrow({ after: from, before: to })) : null}</div>
         ${!rows.value.length && loading.value ? html`<div class="grey-bars" aria-hidden="true"><i></i><i></i><i></i></div>` : rows.value.length ? table() : noMatch()}</section></div></div>

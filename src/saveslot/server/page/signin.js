@@ -2,6 +2,7 @@
 /** The token is typed once, and becomes a cookie that scripts cannot read. */
 import { Failure, get, me, send, signedOut } from "./api.js";
 import { signedIn } from "./dialog.js";
+import { plain } from "./format.js";
 import { gaps } from "./stream.js";
 import { html, signal } from "./view.js";
 
@@ -38,8 +39,8 @@ async function submit(event) {
 }
 
 export const signInView = () => signedOut.value ? html`<dialog class="dialog sign-in" aria-labelledby="sign-in-title" ref=${(/** @type {HTMLDialogElement} */ d) => d.showModal()} @cancel=${(/** @type {Event} */ e) => e.preventDefault()}>
-  <form @submit=${submit}><h2 id="sign-in-title">Sign in</h2>
-    <div class="dialog-body"><p>This server asks for a token. <code>saveslot token create NAME --scope read</code> prints one.</p>
+  <form @submit=${submit}><h2 id="sign-in-title">${me.value?.name ? "Sign in again" : "Sign in"}</h2>
+    <div class="dialog-body">${me.value?.name ? html`<p>The token <b>${plain(me.value.name)}</b> has expired or was revoked. With another one you go on where you are.</p>` : null}<p>This server asks for a token. <code>saveslot token create NAME --scope read</code> prints one.</p>
       <label>Token <input name="token" type="password" autocomplete="off" required autofocus></label>
       ${trouble.value ? html`<p class="trouble" role="alert">${trouble.value}</p>` : null}
       <p class="soft">It becomes a cookie that scripts cannot read.</p></div>

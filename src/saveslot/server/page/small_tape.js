@@ -13,6 +13,7 @@ import { each, html, svg } from "./view.js";
  * @property {string[]} owners
  * @property {[number, string, number | null, number, number | null][]} marks offset in seconds, kind, owner, bytes, to
  * @property {number} from_seq the first entry that is drawn
+ * @property {number} stored_bytes of the entries from there on
  * @property {number} ends_s
  * @property {number} now_s
  * @property {number | null} silent_s

@@ -60,6 +60,7 @@ async function run(mine, signal) {
   try {
     const response = await fetch(apiUrl("/events", mine.wanted), { headers: { Accept: "text/event-stream", ...(cursor && { "Last-Event-ID": cursor }) }, signal });
     if (response.status === 401) {
+      lostAt.value = 0; // it answers
       signedOut.value = true;
       return;
     }

@@ -1,6 +1,7 @@
 // @ts-check
 /** Checkpoints and bytes: of the last minute from the stream, of an hour or a day from the store. */
 import { get } from "./api.js";
+import { now } from "./clock.js";
 import { count, size } from "./format.js";
 import { place, replace, withQuery } from "./places.js";
 import { effect, html, signal } from "./view.js";
@@ -13,6 +14,11 @@ const [WIDTH, HEIGHT] = [330, 64];
 export function throughput() {
   const seconds = signal(/** @type {readonly {checkpoints: number, bytes: number}[]} */ (Array(SECONDS).fill({ checkpoints: 0, bytes: 0 })));
   let current = 0;
+  // What was written before this page was opened, a second each.
+  get("/stats/buckets", { since: SECONDS, bucket: 1 }).then(({ items }) => {
+    const known = new Map(items.map((/** @type {any} */ { start, checkpoints }) => [Math.floor(now.peek() - Date.parse(start) / 1000), checkpoints]));
+    seconds.value = seconds.peek().map(({ checkpoints, bytes }, i, { length }) => ({ checkpoints: checkpoints || (known.get(length - 1 - i) ?? 0), bytes }));
+  }).catch(() => {});
   const timer = setInterval(() => {
     seconds.value = [...seconds.peek().slice(1), { checkpoints: current, bytes: 0 }];
     current = 0;

@@ -1,4 +1,4 @@
-"""`/v1/sessions/{id}/pause` and the other verbs that change a session's state, and its signs of life."""
+"""`/v1/sessions/{id}/pause` and the other verbs that change a session's state, and its heartbeats."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Release(Struct):
 
 
 class Heartbeat(Struct):
-    """`version` is as before: a sign of life is not an entry."""
+    """`version` is as before: a heartbeat is not an entry."""
 
     session_id: str
     last_heartbeat: Time
@@ -185,7 +185,7 @@ ROUTES = [
         "/v1/sessions/{id}/heartbeat",
         "write",
         heartbeat,
-        "Record a sign of life of a session; a lease is renewed by PUT.",
+        "Record a heartbeat of a session; a lease is renewed by PUT.",
         gives=Heartbeat,
         headers=(LEASE,),
         errors=("conflict", "lease_lost"),

@@ -75,7 +75,7 @@ class SessionFilter(Cached, kw_only=True):
     created_after: Time | None = None
     created_before: Time | None = None
     seen_before: Annotated[
-        Time | None, Meta(description="Without a sign of life since; the longest silent come first.")
+        Time | None, Meta(description="Without a heartbeat since; the longest silent come first.")
     ] = None
 
     def condition(self, sessions: Space) -> Query:
@@ -331,11 +331,11 @@ ROUTES = [
         "/v1/sessions/facets",
         "read",
         facet,
-        "Count sessions by state, agent type, label, sign of life and time of creation.",
+        "Count sessions by state, agent type, label, last heartbeat and time of creation.",
         gives=Facets,
         query=SessionFilter,
         tag=TAG,
-        description="Each facet counts under all other conditions. Labels, signs of life and the histogram come from "
+        description="Each facet counts under all other conditions. Labels, last heartbeats and the histogram come from "
         "the sessions created last, as `looked_at` says.",
     ),
     Route(
