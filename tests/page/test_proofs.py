@@ -1,0 +1,178 @@
+"""What somebody does on the page, from beginning to end: by mouse, by keyboard, by what it copies."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from playwright.sync_api import Page, expect
+
+from tests.page.api import call, get, saveslot
+from tests.page.test_figures import aged
+
+COMMANDS = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "SAVESLOT_TOKEN": ""}
+
+
+def failed(url: str) -> str:
+    """Make a session fail that has checkpoints to go back to."""
+    call(url, "POST", "/sessions", {"agent_type": "booker", "session_id": "trip-oslo", "data": {"n": 0}, "name": "asked"})
+    for n in (1, 2, 3):
+        call(url, "POST", "/sessions/trip-oslo/checkpoints", {"name": f"step_{n}", "put": {"n": n, f"k{n}": n}})
+    call(url, "POST", "/sessions/trip-oslo/fail", {"error": "RateLimited: refused 4 times"})
+    return "trip-oslo"
+
+
+def follow_both(first: Page, second: Page, state: str) -> None:
+    for page in (first, second):
+        expect(page.locator(".headline .chip")).to_have_text(state)
+
+
+def test_from_now_to_a_failed_session_and_back_by_mouse(watched, url):
+    """Now, its row, its diff, roll back, Undo: only clicks; a second window shows both as they happen."""
+    id = failed(url)
+    page, second = watched.open("/"), watched.open(f"/sessions/{id}")
+    expect(second.locator(".headline .chip")).to_have_text("failed")
+    row = page.locator("tr.need", has_text=id)
+    expect(row).to_contain_text("RateLimited: refused 4 times")
+    row.get_by_role("link", name=id).click()
+    page.get_by_role("tab", name="Diff").click()
+    page.locator(".log-row", has_text="step_2").click()
+    expect(page.locator(".operations")).to_contain_text("k2")
+    page.locator(".headline").get_by_role("button", name="Roll back here").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("The session becomes active again.")
+    expect(dialog.locator(".operations li")).to_have_count(2)
+    dialog.get_by_role("button", name="Roll back to").click()
+    follow_both(page, second, "active")
+    expect(second.locator(".log-row").last).to_contain_text("step_2")
+    assert get(url, f"/sessions/{id}/data") == {"n": 2, "k1": 1, "k2": 2}
+    page.locator(".toast").get_by_role("button", name="Undo").click()
+    expect(page.locator(".toast")).to_contain_text("Undone.")
+    expect(second.locator(".log-row").last).to_contain_text("step_3")
+    assert get(url, f"/sessions/{id}/data") == {"n": 3, "k1": 1, "k2": 2, "k3": 3}
+
+
+def test_the_same_by_keyboard_alone(watched, url):
+    """g s, ! and j and Enter, {, 2, r, Enter, u: a failed session is found, looked at, rolled back, and brought back."""
+    id = failed(url)
+    page, second = watched.open("/"), watched.open(f"/sessions/{id}")
+    expect(page.locator(".counters")).to_be_visible()
+    for key in ("g", "s"):
+        page.keyboard.press(key)
+    expect(page.locator("tr.row").first).to_be_visible()
+    page.keyboard.press("!")
+    expect(page.locator("tr.row")).to_have_count(3)
+    page.keyboard.press("j")
+    expect(page.locator("tr.row.selected")).to_contain_text(id)
+    page.keyboard.press("Enter")
+    expect(page.locator(".actions button").first).to_be_visible()
+    for key in ("{", "{", "2"):
+        page.keyboard.press(key)
+    expect(page.locator(".operations")).to_contain_text("k2")
+    page.keyboard.press("r")
+    expect(page.get_by_role("dialog").locator(".operations li")).to_have_count(2)
+    page.keyboard.press("Enter")
+    follow_both(page, second, "active")
+    page.keyboard.press("u")
+    expect(page.locator(".toast")).to_contain_text("Undone.")
+    assert get(url, f"/sessions/{id}/data")["k3"] == 3
+
+
+def test_every_tab_shows_the_entry_of_the_playhead(watched, url):
+    """At each entry of a log with everything in it, Raw, State, Diff and Messages are those of its data."""
+    entries = get(url, "/sessions/trip-lisbon/log?limit=500")["items"]
+    page = watched.open("/sessions/trip-lisbon?at=1&tab=raw")
+    expect(page.get_by_role("slider")).to_be_visible()
+    before = 0
+    for entry in entries:
+        expect(page.get_by_role("slider")).to_have_attribute("aria-valuenow", str(entry["seq"]))
+        seq = entry["data_seq"]
+        if seq:
+            data = get(url, f"/sessions/trip-lisbon/checkpoints/{seq}")["data"]
+            page.keyboard.press("4")
+            expect(page.locator(".raw-head")).to_contain_text(f"trip-lisbon:{seq}")
+            assert json.loads(page.locator("pre.raw").inner_text()) == data
+            page.keyboard.press("1")
+            for key in data:
+                expect(page.locator(".tree-row .key", has_text=key).first).to_be_visible()
+            page.keyboard.press("3")
+            expect(page.locator(".messages li:not(.gone)")).to_have_count(len(data["messages"]))
+            page.keyboard.press("2")
+            if seq == entry["seq"] and before:
+                changes = get(url, f"/sessions/trip-lisbon/diff?a={before}&b={seq}&old=true")["items"]
+                expect(page.locator(".operations li")).to_have_count(len(changes))
+            before = seq
+        page.keyboard.press("]")
+
+
+def run(command: str) -> str:
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, env={**os.environ, **COMMANDS}, check=False)
+    assert done.returncode == 0, (command, done.stderr)
+    return done.stdout
+
+
+def copied(page: Page, button: str) -> str:
+    page.locator("main").get_by_role("button", name=button).first.click()
+    expect(page.locator(".toast")).to_contain_text("Copied")
+    return page.evaluate("navigator.clipboard.readText()")
+
+
+def test_what_is_copied_runs_and_gives_the_same(watched, url):
+    """On every screen the copied command and the copied request run as they are, and answer what the page shows."""
+    page = watched.open("/sessions/trip-lisbon?at=5")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    expect(page.locator(".actions button").first).to_be_visible()
+    data = get(url, "/sessions/trip-lisbon/checkpoints/5")["data"]
+    assert json.loads(run(copied(page, "copy as CLI") + " --json"))["data"] == data
+    assert json.loads(run(copied(page, "copy as curl")))["data"] == data
+    page.goto(url + "/sessions/trip-lisbon?at=22&from=5&tab=diff")
+    expect(page.locator(".operations li").first).to_be_visible()
+    operations = get(url, "/sessions/trip-lisbon/diff?a=5&b=22")["items"]
+    assert json.loads(run(copied(page, "copy as CLI") + " --json")) == operations
+    assert json.loads(run(copied(page, "copy as curl")))["items"] == operations
+    for query, ids in {
+        "state=failed&label=": {"trip-lisbon-cheap", "review-8812"},
+        "state=orphaned": {"lesson-2207"},
+        "text=lisbon&after=1h": {"trip-lisbon", "trip-lisbon-cheap"},
+        "label=env=prod": {"trip-lisbon"},
+    }.items():
+        page.goto(f"{url}/sessions?{query}")
+        expect(page.locator("tr.row")).to_have_count(len(ids))
+        rows = json.loads(run(copied(page, "copy as CLI") + " --json"))
+        assert {row["session_id"] for row in rows} == ids
+        assert {row["session_id"] for row in json.loads(run(copied(page, "copy as curl")))["items"]} == ids
+    for path, there in {
+        "/": "tr.need",
+        "/storage": ".sort-bar",
+        "/analytics": ".heatmap",
+        "/compare?a=trip-lisbon@5&b=trip-lisbon-cheap@latest": ".compare",
+    }.items():
+        page.goto(url + path)
+        expect(page.locator(there).first).to_be_visible()
+        json.loads(run(copied(page, "copy as CLI") + " --json"))
+        json.loads(run(copied(page, "copy as curl")))
+
+
+def test_retention_is_that_of_the_command_line(watched, url, store):
+    """The dry run names the sessions that `saveslot gc` names; a thinned checkpoint is a dotted notch that says so."""
+    call(url, "POST", "/sessions/trip-lisbon-cheap/recover", {})
+    call(url, "POST", "/sessions/trip-lisbon-cheap/complete", {})
+    page = watched.open("/storage")
+    panel = page.get_by_role("region", name="What would go")
+    expect(panel).to_contain_text("Nothing is old enough to go.")
+    page.route("**/v1/gc", aged)
+    panel.get_by_role("button", name="Run again").click()
+    purge = json.loads(saveslot(store, "gc", "--older-than", "0d", "--json"))
+    expect(panel.locator(".gone-id")).to_have_count(purge["count"])
+    assert set(panel.locator(".gone-id").all_inner_texts()) == set(purge["sessions"])
+    saveslot(store, "thin", "trip-lisbon", "--max", "3", "--apply")
+    entries = get(url, "/sessions/trip-lisbon/log?limit=500")["items"]
+    thinned = [entry["seq"] for entry in entries if entry["thinned"]]
+    assert thinned
+    page.goto(f"{url}/sessions/trip-lisbon?at={thinned[0]}")
+    expect(page.locator(".tape .notch.thinned")).to_have_count(len(thinned))
+    expect(page.locator(".centre-body")).to_contain_text("thinned")
+    expect(page.locator(".actions").get_by_role("button", name="Roll back")).to_be_disabled()
