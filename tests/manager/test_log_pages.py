@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from saveslot import InvalidInput, NotFound
 from saveslot.codec import new_key
 from saveslot.manager.log_pages import log_page
+from saveslot.manager.parts import compare, making
 
 
 async def eventful(sessions, others) -> None:
@@ -24,6 +26,17 @@ async def eventful(sessions, others) -> None:
     await sessions.rollback("s", "turn")  # 11
     await sessions.pin("s", "turn")  # 12
     await sessions.fork("s", 9, "branch")
+
+
+async def test_the_size_of_a_state_is_that_of_its_json(sessions, others):
+    """`state_bytes` of a header, of a recipe and of a comparison are the same number: the bytes of the JSON."""
+    await eventful(sessions, others)
+    sizes = {row.seq: row.state_bytes for row in (await log_page(sessions, "s")).items if row.state_bytes is not None}
+    states = {seq: len(msgspec.json.encode(await sessions.get_data("s", seq))) for seq in sizes}
+    assert sizes == states
+    assert {seq: (await making(sessions, "s", seq)).state_bytes for seq in sizes} == states
+    compared = (await compare(sessions, "s", 4, 9)).summary.bytes
+    assert (compared.a, compared.b) == (states[4], states[9])
 
 
 async def test_a_page_tells_what_each_entry_is_and_did(sessions, others):

@@ -41,6 +41,50 @@ def test_axe_finds_nothing_and_nothing_overflows(watched, look):
     assert faults == []
 
 
+# What floats above a screen, by the keys that open it; and its other faces.
+FACES = {
+    "/sessions/trip-lisbon?at=5": {
+        "r": "dialog .operations li",
+        "f": "dialog .field",
+        "?": "dialog .key-groups",
+        "Control+k": ".palette .choice",
+        "2": ".operations li",
+        "3": ".messages li",
+        "4": "pre.raw",
+        "a": ".from-a",
+    },
+    "/sessions/lesson-2207": {"1": ".card"},
+    "/sessions": {"x": ".bulk-bar"},
+    "/sessions?state=completed": {"j": ".no-match"},
+    "/sessions/never-was": {"j": ".missing"},
+    "/storage": {"r": ".chart-axis"},
+}
+
+
+@pytest.mark.parametrize("look", ["light", "dark", "narrow"])
+def test_axe_finds_nothing_in_dialogs_and_tabs(watched, look):
+    """No accessibility fault in what floats above a screen, in the other tabs of a session, or where nothing is found."""
+    watched.expected = ["404"]
+    size = {"width": 390 if look == "narrow" else 1440, "height": 844}
+    faults = []
+    for path, keys in FACES.items():
+        page = watched.open(path, viewport=size, color_scheme="dark" if look == "dark" else "light")
+        expect(page.locator("main h1, main h2").first).to_be_attached()
+        page.wait_for_timeout(800)
+        for key, there in keys.items():
+            if key == "x":
+                page.keyboard.press("j")
+            page.keyboard.press(key)
+            expect(page.locator(there).first).to_be_attached()
+            page.wait_for_timeout(300)
+            found = Axe().run(page).response["violations"]
+            faults += [(path, key, it["id"], [node["html"][:160] for node in it["nodes"][:3]]) for it in found]
+            if page.locator("dialog[open]").count():
+                page.keyboard.press("Escape")
+        page.context.close()
+    assert faults == []
+
+
 def test_read_token_sees_why_it_may_not_act(chromium, store):
     """The token is typed once; with scope read every action is disabled and names the scope that it needs."""
     text = saveslot(store, "token", "create", "viewer", "--scope", "read").strip()

@@ -319,7 +319,7 @@ def _weight(entry: Entry, notes: Notes) -> int | None:
     except Corrupt as exc:
         notes.damaged[entry.seq] = exc.reason
         return None
-    return None if recipe.old else recipe.weight
+    return None if recipe.old else recipe.size
 
 
 def _lease_change(entry: Entry, before: bytes | None) -> LeaseChange | None:

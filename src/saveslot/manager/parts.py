@@ -137,7 +137,7 @@ async def making(sessions: Space, id: str, ref: str | int = "latest") -> Making:
             bases.add(base.base)
     frames = [Frame(one.seq, _kind(one, bases), one.size) for one in entries]
     weight = sum(frame.bytes for frame in frames)
-    return Making(entry.seq, data.seq, data.digest.hex(), recipe.weight, weight, frames)
+    return Making(entry.seq, data.seq, data.digest.hex(), recipe.size, weight, frames)
 
 
 def _kind(entry: Entry, bases: set[int]) -> Literal["keyframe", "long", "short"]:

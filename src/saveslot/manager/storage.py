@@ -110,7 +110,7 @@ def _sizes(entries: Sequence[Entry]) -> tuple[int, int]:
 
 def _weight(entry: Entry) -> int:
     try:
-        return codec.Recipe.unpack(entry.recipe, entry.seq).weight
+        return codec.Recipe.unpack(entry.recipe, entry.seq).size
     except Corrupt:
         return 0
 

@@ -45,11 +45,16 @@ class Recipe(msgspec.Struct, frozen=True, gc=False):
     short: int = 0  # frames within the ranges
     base_raw: int = 0  # uncompressed bytes of the bases
     short_raw: int = 0  # and of the short patches
-    weight: int = 0  # bytes of the state
+    weight: int = 0  # bytes of the state, with a comma after its last key
     old: bytes = b""  # the stored bytes, of a recipe of format 1
 
     def __bool__(self) -> bool:
         return bool(self.base or self.ranges)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the state as JSON, escapes in keys not counted."""
+        return self.weight - (self.weight > len("{}"))
 
     @property
     def wasteful(self) -> bool:
