@@ -13,7 +13,7 @@ import { outlookLine } from "./outlook.js";
 import { go, place, sessionUrl } from "./places.js";
 import { actionButton } from "./session.js";
 import { shapeSource } from "./shapes.js";
-import { smallTape } from "./small_tape.js";
+import { ownerName, smallTape } from "./small_tape.js";
 import { connected, onDigest } from "./stream.js";
 import { healthView } from "./health.js";
 import { throughput, throughputView } from "./throughput.js";
@@ -182,7 +182,7 @@ export function nowScreen() {
     return html`<tr class="need"><td class="n-state">${stateWord(state)}</td>
       <td class="n-id"><a href=${sessionUrl(id)}><b>${plain(id)}</b></a> <span class="soft">${plain(agent)}</span><div class="reason">${plain(text)}${more ? html` <a href="/sessions?state=failed">and ${many(more, "more session")}</a>` : null}</div></td>
       <td class="n-tape">${shape ? smallTape(shape, { width: 176 }) : null}</td>
-      <td class="n-owner">${plain(owner)}</td><td class="n-since"><span class="live-age">${short(now.value - since)} ago</span></td>
+      <td class="n-owner">${ownerName(owner, shape)}</td><td class="n-since"><span class="live-age">${short(now.value - since)} ago</span></td>
       <td class="n-outlook">${outlook ? outlookLine(outlook) : null}</td>
       <td class="n-action">${state === "failed" ? actionButton("Recover…", "", why, () => act(id, state)) : html`<a class="button" href=${sessionUrl(id)}>${open ? "Decide…" : "Look"}</a>`}</td></tr>`;
   }
@@ -205,7 +205,7 @@ export function nowScreen() {
         const shape = shapes.of(row.session_id);
         return html`<li><a href=${sessionUrl(row.session_id)}><b>${plain(row.session_id)}</b></a><span class="mono soft">${plain(row.newest?.name ?? "")}</span>
           <span class="wall-tape">${shape ? smallTape(shape, { width: 560, from: shape.now_s - REACH, to: shape.now_s, ends: false }) : null}</span>
-          <span>${row.orphaned ? stateWord("orphaned") : plain(row.owner?.worker ?? "")}</span></li>`;
+          <span>${row.orphaned ? stateWord("orphaned") : ownerName(row.owner?.worker ?? "", shape)}</span></li>`;
       })}</ul><div class="wall-axis soft"><span>10 m ago</span><span>7½</span><span>5</span><span>2½</span><span>now</span></div></section>`;
   }
 

@@ -10,7 +10,7 @@ import { icon, stateWord } from "./icons.js";
 import { go, place, replace, sessionUrl, withQuery } from "./places.js";
 import { TOKENS, fromUrl, misfits, parse, print, toApi, toCli } from "./query.js";
 import { shapeSource } from "./shapes.js";
-import { smallTape } from "./small_tape.js";
+import { ownerName, smallTape } from "./small_tape.js";
 import { onDigest } from "./stream.js";
 import { effect, each, html, memo, signal } from "./view.js";
 import { savedViews } from "./saved_views.js";
@@ -177,6 +177,12 @@ export function sessionsScreen() {
     anchor = index;
     selected.value = next;
   }
+  function selectLoaded() {
+    const all = rows.peek().map((row) => row.session_id);
+    const every = whole.peek() || selected.peek().size >= all.length;
+    whole.value = false;
+    selected.value = new Set(every ? [] : all);
+  }
   function selectNone() {
     selected.value = new Set();
     whole.value = false;
@@ -224,7 +230,7 @@ export function sessionsScreen() {
       <td class="c-tape">${shape ? smallTape(shape) : null}</td>
       <td class="c-number">${count(entries)}</td>
       <td class="c-number c-stored">${shape ? `${shape.from_seq > 1 ? "over " : ""}${size(shape.stored_bytes)}` : ""}</td>
-      <td class="c-owner">${owner?.worker ? (orphaned ? html`<s>${plain(owner.worker)}</s>` : plain(owner.worker)) : ""}</td>
+      <td class="c-owner">${owner?.worker ? (orphaned ? html`<s>${ownerName(owner.worker, shape)}</s>` : ownerName(owner.worker, shape)) : ""}</td>
       <td class="c-number">${short(now.value - Date.parse(row.last_heartbeat) / 1000)}</td>
       <td class="c-number c-age">${short(now.value - Date.parse(row.created_at) / 1000)}</td></tr>`;
   }
@@ -239,7 +245,7 @@ export function sessionsScreen() {
     const { first, last, rows: seen } = visible();
     const height = rowHeight();
     return html`<div class="table-scroll" tabindex="-1" ref=${watch} @scroll=${(/** @type {Event} */ e) => (scroll.value = at(/** @type {HTMLElement} */ (e.currentTarget)))}>
-      <table class="sessions"><thead><tr><th class="c-check"><span class="hidden">Selected</span></th><th class="c-state">State</th><th class="c-id">Session</th><th class="c-agent">Agent</th><th class="c-user">User</th><th class="c-at">At</th><th class="c-tape">Tape</th><th class="c-number">Entries</th><th class="c-number c-stored">Stored</th><th class="c-owner">Owner</th>
+      <table class="sessions"><thead><tr><th class="c-check"><input type="checkbox" aria-label="Select all that are loaded" .checked=${whole.value || (rows.value.length > 0 && selected.value.size >= rows.value.length)} @click=${selectLoaded}></th><th class="c-state">State</th><th class="c-id">Session</th><th class="c-agent">Agent</th><th class="c-user">User</th><th class="c-at">At</th><th class="c-tape">Tape</th><th class="c-number">Entries</th><th class="c-number c-stored">Stored</th><th class="c-owner">Owner</th>
         <th class="c-number"><button class="sort" aria-pressed=${String(sort() === "changed")} @click=${() => narrow({ sort: "changed" })}>Heartbeat${sort() === "changed" ? " ↓" : ""}</button></th>
         <th class="c-number c-age"><button class="sort" aria-pressed=${String(sort() === "created")} @click=${() => narrow({ sort: null })}>Age${sort() === "created" ? " ↓" : ""}</button></th></tr></thead>
         <tbody><tr class="spacer" aria-hidden="true" .style=${{ height: `${first * height}px` }}></tr>

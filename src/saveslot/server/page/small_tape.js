@@ -1,5 +1,7 @@
 // @ts-check
 /** A session as a strip 20 pixels high, for lists; on its own scale, or on one that several share. */
+import { COLORS } from "./entries.js";
+import { plain } from "./format.js";
 import { shapeAt } from "./icons.js";
 import { spread } from "./layout.js";
 import { torn } from "./tape.js";
@@ -53,10 +55,10 @@ export function smallMarks(shape, x) {
         open.died = kind === "claimed";
         if (open.died && to !== null && to !== undefined) open.to = Math.max(open.to, x(to));
       }
-      open = { from: here, to: here, color: (owner ?? 0) % 6, died: false };
+      open = { from: here, to: here, color: (owner ?? 0) % COLORS, died: false };
       clips.push(open);
     } else if (open === null && owner !== null) {
-      open = { from: here, to: here, color: owner % 6, died: false };
+      open = { from: here, to: here, color: owner % COLORS, died: false };
       clips.push(open);
     }
     if (open) open.to = Math.max(open.to, here);
@@ -67,6 +69,12 @@ export function smallMarks(shape, x) {
   }
   if (open && shape.orphaned) open.died = true;
   return { clips, notches, arcs, failed };
+}
+
+/** A worker's name with the colour of its clips. @param {string} worker @param {Shape | undefined} shape */
+export function ownerName(worker, shape) {
+  const place = shape?.owners.indexOf(worker) ?? -1;
+  return html`${place < 0 ? null : html`<i class=${`swatch o${place % COLORS}-head-bg`}></i>`}${plain(worker)}`;
 }
 
 /** @param {Shape} shape @param {{width?: number, from?: number, to?: number, ends?: boolean, at?: number}} [view] `from` and `to`: seconds since the session was created, for a common axis; `at`: the same, of a playhead */
