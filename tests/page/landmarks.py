@@ -19,7 +19,11 @@ from tests.page.conftest import CHROMIUM, serving
 FILE = Path(__file__).with_name("landmarks.json")
 # A screen's URL, what is there once it is drawn, and what its place is compared of.
 SCREENS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "now": ("/", ".health", (".counters", "[aria-label='Needs you']", "[aria-label='At work']", "[aria-label=Throughput]")),
+    "now": (
+        "/",
+        ".health",
+        (".counters", "[aria-label='Needs you']", "[aria-label='At work']", "[aria-label=Throughput]"),
+    ),
     "sessions": ("/sessions", "tr.row .small-tape", (".saved", ".facets", ".search", ".list", ".histogram", "tr.row")),
     "session": (
         "/sessions/trip-lisbon?at=22",
@@ -32,7 +36,11 @@ SCREENS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ".compare, .operations",
         (".side-card", ".side-card:nth-child(2)", ".sum-line"),
     ),
-    "storage": ("/storage", ".sort-bar", (".counters", ".sort-bar", "[aria-label=Written]", "[aria-label='What would go']")),
+    "storage": (
+        "/storage",
+        ".sort-bar",
+        (".counters", ".sort-bar", "[aria-label=Written]", "[aria-label='What would go']"),
+    ),
     "analytics": ("/analytics", ".heatmap", (".sentence", ".heatmap", ".funnel")),
     "events": ("/events", ".event-head", (".event-tools", ".event-head")),
     "settings": ("/settings", ".settings", (".settings > :nth-child(1)", ".settings > :nth-child(2)")),

@@ -63,7 +63,7 @@ FACES = {
 
 @pytest.mark.parametrize("look", ["light", "dark", "narrow"])
 def test_axe_finds_nothing_in_dialogs_and_tabs(watched, look):
-    """No accessibility fault in what floats above a screen, in the other tabs of a session, or where nothing is found."""
+    """No accessibility fault in what floats above a screen, in a session's other tabs, or where nothing is found."""
     watched.expected = ["404"]
     size = {"width": 390 if look == "narrow" else 1440, "height": 844}
     faults = []

@@ -12,7 +12,9 @@ from tests.page.api import get, post
 def test_now_says_what_needs_somebody(watched):
     """Sentence, counters, rows and title agree: one orphan in an unknown step, two failures."""
     page = watched.open("/")
-    expect(page.get_by_role("heading", level=1)).to_contain_text("1 orphaned, 2 failed in the last hour. 3 are active in all.")
+    expect(page.get_by_role("heading", level=1)).to_contain_text(
+        "1 orphaned, 2 failed in the last hour. 3 are active in all."
+    )
     rows = page.locator("tr.need")
     expect(rows).to_have_count(3)
     expect(rows.first).to_contain_text("lesson-2207")
@@ -28,7 +30,8 @@ def test_a_number_is_the_same_wherever_it_stands(watched, url):
     page = watched.open("/")
     expect(page.locator(".counter b")).to_have_count(5)
     counters = page.locator(".counter").evaluate_all(
-        "all => Object.fromEntries(all.map((it) => [it.querySelector('.state').innerText.trim(), it.querySelector('b').innerText]))"
+        """all => Object.fromEntries(all.map((it) =>
+            [it.querySelector(".state").innerText.trim(), it.querySelector("b").innerText]))"""
     )
     page = watched.open("/sessions")
     expect(page.locator(".facets .facet").first).to_be_visible()
@@ -40,12 +43,14 @@ def test_a_number_is_the_same_wherever_it_stands(watched, url):
             expect(page.locator("tr.row")).to_have_count(int(number))
             button.click()
     for row in page.locator("tr.row").all():
-        id, stored = row.locator(".c-id a").inner_text(), row.locator(".c-stored")
+        name, stored = row.locator(".c-id a").inner_text(), row.locator(".c-stored")
         expect(stored).not_to_be_empty()
-        bytes_ = get(url, f"/sessions/{id}/summary")["stored_bytes"]
+        bytes_ = get(url, f"/sessions/{name}/summary")["stored_bytes"]
         assert stored.inner_text() == size(bytes_)
-        session = watched.open(f"/sessions/{id}")
-        expect(session.get_by_role("region", name="Facts")).to_contain_text(f"Stored\n{size(bytes_)}", use_inner_text=True)
+        session = watched.open(f"/sessions/{name}")
+        expect(session.get_by_role("region", name="Facts")).to_contain_text(
+            f"Stored\n{size(bytes_)}", use_inner_text=True
+        )
         session.context.close()
 
 

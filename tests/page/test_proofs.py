@@ -18,7 +18,9 @@ COMMANDS = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "SAVE
 
 def failed(url: str) -> str:
     """Make a session fail that has checkpoints to go back to."""
-    call(url, "POST", "/sessions", {"agent_type": "booker", "session_id": "trip-oslo", "data": {"n": 0}, "name": "asked"})
+    call(
+        url, "POST", "/sessions", {"agent_type": "booker", "session_id": "trip-oslo", "data": {"n": 0}, "name": "asked"}
+    )
     for n in (1, 2, 3):
         call(url, "POST", "/sessions/trip-oslo/checkpoints", {"name": f"step_{n}", "put": {"n": n, f"k{n}": n}})
     call(url, "POST", "/sessions/trip-oslo/fail", {"error": "RateLimited: refused 4 times"})
@@ -32,12 +34,12 @@ def follow_both(first: Page, second: Page, state: str) -> None:
 
 def test_from_now_to_a_failed_session_and_back_by_mouse(watched, url):
     """Now, its row, its diff, roll back, Undo: only clicks; a second window shows both as they happen."""
-    id = failed(url)
-    page, second = watched.open("/"), watched.open(f"/sessions/{id}")
+    name = failed(url)
+    page, second = watched.open("/"), watched.open(f"/sessions/{name}")
     expect(second.locator(".headline .chip")).to_have_text("failed")
-    row = page.locator("tr.need", has_text=id)
+    row = page.locator("tr.need", has_text=name)
     expect(row).to_contain_text("RateLimited: refused 4 times")
-    row.get_by_role("link", name=id).click()
+    row.get_by_role("link", name=name).click()
     page.get_by_role("tab", name="Diff").click()
     page.locator(".log-row", has_text="step_2").click()
     expect(page.locator(".operations")).to_contain_text("k2")
@@ -48,17 +50,17 @@ def test_from_now_to_a_failed_session_and_back_by_mouse(watched, url):
     dialog.get_by_role("button", name="Roll back to").click()
     follow_both(page, second, "active")
     expect(second.locator(".log-row").last).to_contain_text("step_2")
-    assert get(url, f"/sessions/{id}/data") == {"n": 2, "k1": 1, "k2": 2}
+    assert get(url, f"/sessions/{name}/data") == {"n": 2, "k1": 1, "k2": 2}
     page.locator(".toast").get_by_role("button", name="Undo").click()
     expect(page.locator(".toast")).to_contain_text("Undone.")
     expect(second.locator(".log-row").last).to_contain_text("step_3")
-    assert get(url, f"/sessions/{id}/data") == {"n": 3, "k1": 1, "k2": 2, "k3": 3}
+    assert get(url, f"/sessions/{name}/data") == {"n": 3, "k1": 1, "k2": 2, "k3": 3}
 
 
 def test_the_same_by_keyboard_alone(watched, url):
-    """g s, ! and j and Enter, {, 2, r, Enter, u: a failed session is found, looked at, rolled back, and brought back."""
-    id = failed(url)
-    page, second = watched.open("/"), watched.open(f"/sessions/{id}")
+    """G s, ! and j and Enter, {, 2, r, Enter, u: a failed session is found, rolled back, and brought back."""
+    name = failed(url)
+    page, second = watched.open("/"), watched.open(f"/sessions/{name}")
     expect(page.locator(".counters")).to_be_visible()
     for key in ("g", "s"):
         page.keyboard.press(key)
@@ -66,7 +68,7 @@ def test_the_same_by_keyboard_alone(watched, url):
     page.keyboard.press("!")
     expect(page.locator("tr.row")).to_have_count(3)
     page.keyboard.press("j")
-    expect(page.locator("tr.row.selected")).to_contain_text(id)
+    expect(page.locator("tr.row.selected")).to_contain_text(name)
     page.keyboard.press("Enter")
     expect(page.locator(".actions button").first).to_be_visible()
     for key in ("{", "{", "2"):
@@ -78,7 +80,7 @@ def test_the_same_by_keyboard_alone(watched, url):
     follow_both(page, second, "active")
     page.keyboard.press("u")
     expect(page.locator(".toast")).to_contain_text("Undone.")
-    assert get(url, f"/sessions/{id}/data")["k3"] == 3
+    assert get(url, f"/sessions/{name}/data")["k3"] == 3
 
 
 def test_every_tab_shows_the_entry_of_the_playhead(watched, url):
@@ -109,7 +111,9 @@ def test_every_tab_shows_the_entry_of_the_playhead(watched, url):
 
 
 def run(command: str) -> str:
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, env={**os.environ, **COMMANDS}, check=False)
+    done = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, timeout=120, env={**os.environ, **COMMANDS}, check=False
+    )
     assert done.returncode == 0, (command, done.stderr)
     return done.stdout
 

@@ -50,7 +50,7 @@ class Created(Answer, frozen=True):
 
 
 class LookedAt(Answer, frozen=True):
-    """The sample that labels, last heartbeats and the histogram come from: these sessions, created last, of how many."""
+    """The sample that labels, last heartbeats and the histogram come from: the sessions created last."""
 
     sessions: int
     of: int

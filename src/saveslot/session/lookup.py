@@ -106,9 +106,7 @@ class Lookup:
             case refs.Named(name):
                 entries = await self.visible(head, SHOWN_KINDS, name=name, newest=1)
         if not entries:
-            raise NotFound(
-                f"session {session_id} has no checkpoint {ref!r}; {advice.CHECKPOINTS}"
-            )
+            raise NotFound(f"session {session_id} has no checkpoint {ref!r}; {advice.CHECKPOINTS}")
         return entries[0]
 
     async def _newest(self, head: Head) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""What errors advise, as whoever reads them can do it: by a Python call, a request to `/v1`, or a tool of `saveslot mcp`.
+"""What errors advise, for each kind of caller: a Python call, a request to `/v1`, or a tool of `saveslot mcp`.
 
 Messages are built with the Python form. A door to other callers exchanges it for theirs:
 
