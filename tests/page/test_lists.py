@@ -42,6 +42,7 @@ def test_a_number_is_the_same_wherever_it_stands(watched, url):
             button.click()
             expect(page.locator("tr.row")).to_have_count(int(number))
             button.click()
+            expect(page.locator("tr.row")).to_have_count(5)
     for row in page.locator("tr.row").all():
         name, stored = row.locator(".c-id a").inner_text(), row.locator(".c-stored")
         expect(stored).not_to_be_empty()
