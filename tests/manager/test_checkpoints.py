@@ -453,3 +453,21 @@ async def test_longest_integers_are_read_back_and_longer_ones_refused(fresh, ses
         with pytest.raises(InvalidInput, match="integer of more than 4,"):
             await sessions.create_session("tutor", context={"n": n, "b": beside})
     assert await fresh().get_data(sid) == result
+
+
+async def test_the_newest_state_takes_few_reads(sessions, others, place):
+    """One look at the head and one at the frames give the newest state; a server answers with both at once."""
+    await others.create_session("tutor", session_id="s", data={"n": 1})
+    for n in (1, 2):
+        await others.checkpoint("s", "more", put={"m": n})
+
+    async def trips() -> list[int]:
+        counts = (await sessions.metrics())["database"]
+        return [counts["heads"]["calls"], counts["entries"]["calls"]]
+
+    for read in (sessions.get_data, sessions.get_checkpoint):
+        before = await trips()
+        result = await read("s")
+        assert (result if read == sessions.get_data else result.data) == {"n": 1, "m": 2}
+        after = await trips()
+        assert [now - then for now, then in zip(after, before, strict=True)] == [1, 0 if place[:4] == "http" else 1]

@@ -282,13 +282,15 @@ async def get_data(
     """
     wanted = None if keys is None else as_texts(keys, "keys")
     items = _as_last(last)
-    head = await sessions.reader.existing(id)
+    whole, reader = wanted is None and not items, sessions.reader
+    head = await reader.existing(id, state=whole)
     if ref == "latest" and not head.last.data_seq:
         return {}
-    if wanted is None and not items:
-        return (await sessions.reader.state_at(id, ref)).value()
-    data = await sessions.reader.data_entry(head, await sessions.reader.entry(head, ref))
-    return {} if data is None else await sessions.reader.part(head, data, wanted, items)
+    if whole:
+        reading = reader.state_of(head, ref) if refs.elsewhere(ref) is None else reader.state_at(id, ref)
+        return (await reading).value()
+    data = await reader.data_entry(head, await reader.entry(head, ref))
+    return {} if data is None else await reader.part(head, data, wanted, items)
 
 
 def _as_last(last: Any) -> dict[str, int]:

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import msgspec
 from starlette.responses import Response
 
-from saveslot.errors import Forbidden, InvalidInput, SaveslotError, Unavailable
+from saveslot.errors import Corrupt, Forbidden, InvalidInput, SaveslotError, Unavailable
 from saveslot.server.call import Call
 from saveslot.server.keys import require
 from saveslot.server.problem import Problem
 from saveslot.server.routes import Route, Scope
 from saveslot.server.tokens import Caller
+from saveslot.session.timeline import frames_of
 from saveslot.stores.findings import checkup
 from saveslot.stores.http import wire
 from saveslot.stores.wire.loops import stopped
 from saveslot.values.checks import RESERVED
 from saveslot.values.log import ID, NO_WORKER, Counts, Group, Head, Outcome, Row, Verdict, checked, checked_together
+from saveslot.values.recipe import Recipe
 
 R = TypeVar("R", bound=wire.Request)
 
@@ -145,7 +148,18 @@ async def heads(call: Call, request: wire.Heads) -> list[Head | None]:
     call.keys.learn(head.row for head in answer if head is not None)
     await call.keys.allowed(call.caller, [head.row.key for head in answer if head is not None])
     _require_keys(keys)
+    if request.state and len(answer) == 1 and answer[0] is not None:
+        await _add_frames(call, answer[0])
     return answer
+
+
+async def _add_frames(call: Call, head: Head) -> None:
+    """Save the client of one session a second request: it asks for a state to rebuild it."""
+    if head.data is None or head.frames is not None or head.row.locked is not None:
+        return
+    with suppress(Corrupt):  # the client meets it as well, and says where
+        recipe = Recipe.unpack(head.data.recipe, head.data.seq)
+        head.frames = await frames_of(call.store, head.row.key, [recipe])
 
 
 async def entries(call: Call, request: wire.Entries) -> list[Any]:

@@ -121,7 +121,7 @@ class Lookup:
 
     @with_a_fresh_head
     async def checkpoint(self, session_id: str, ref: str | int) -> Checkpoint:
-        head = await self.existing(session_id)
+        head = await self.existing(session_id, state=ref == "latest")
         entry = await self.entry(head, ref)
         return (await self.timeline(head, [entry])).checkpoint(entry, Checkpoint)
 
@@ -173,6 +173,10 @@ class Lookup:
             ref = other[1]
         else:
             head = await self.existing(session_id, state=True)
+        return await self.state_of(head, ref)
+
+    async def state_of(self, head: Head, ref: str | int) -> codec.State:
+        """Return the agent's data as of a ref of the session. `Overtaken` if it was thinned after that head."""
         data = await self.data_entry(head, await self.entry(head, ref))
         if data is None:
             return codec.State()
