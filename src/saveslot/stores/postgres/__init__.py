@@ -33,6 +33,7 @@ from saveslot.stores.postgres.rows import (
 from saveslot.stores.postgres.url import SCHEMA
 from saveslot.stores.stored import shown_text, to_entry, to_row
 from saveslot.stores.wire.batches import Batches
+from saveslot.stores.wire.bells import REST
 from saveslot.stores.wire.joining import Joining
 from saveslot.stores.wire.loops import set_within
 from saveslot.values.log import (
@@ -335,7 +336,7 @@ class PostgresStore(Store):
         self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
     ) -> tuple[list[Event], str]:
         end = time.monotonic() + wait
-        nap = QUICK
+        nap, woken = QUICK, False
         if wait > 0:
             self._news.listen()
         look = await self._anchored(lambda: self._watched(namespace, after, key, limit))
@@ -346,7 +347,9 @@ class PostgresStore(Store):
             if events or (left <= 0 and not more):  # if none match, matching ones may follow
                 return events, cursor
             if not more:
-                if await set_within(message, min(nap, left)):
+                if woken:
+                    await asyncio.sleep(REST)
+                if woken := await set_within(message, min(nap, left)):
                     nap = QUICK
                 else:
                     nap = min(nap * 2, LAZY if self._news.listening else POLL)

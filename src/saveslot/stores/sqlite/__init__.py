@@ -25,7 +25,7 @@ from saveslot.stores.sqlite.reader import Reader, Work
 from saveslot.stores.sqlite.reading import FEW_HEADS, TOGETHER, Reading, log
 from saveslot.stores.sqlite.rows import GONE, HEADER, LABELS, NEWEST, gone
 from saveslot.stores.sqlite.writer import Writer
-from saveslot.stores.wire.bells import Bells
+from saveslot.stores.wire.bells import REST, Bells
 from saveslot.stores.wire.loops import set_within
 from saveslot.stores.wire.metrics import Counters
 from saveslot.values.log import (
@@ -246,6 +246,7 @@ class SqliteStore(Store):
         self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
     ) -> tuple[list[Event], str]:
         end = time.monotonic() + wait
+        woken = False
         while True:
             message = self._bells.message(key)
             page = await self._read(lambda c, after=after: _events(c, namespace, key, after, limit))
@@ -254,7 +255,9 @@ class SqliteStore(Store):
                 return page.events, page.cursor
             after = page.cursor
             if not page.more:
-                await set_within(message, min(POLL, left))
+                if woken:
+                    await asyncio.sleep(REST)
+                woken = await set_within(message, min(POLL, left))
 
     async def close(self) -> None:
         if self._closed:

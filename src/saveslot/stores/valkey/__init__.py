@@ -7,6 +7,7 @@ decides how much survives a restart; `saveslot doctor` reports it. Times are the
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from saveslot.stores.valkey.landing import Refused, as_string, packed, to_verdic
 from saveslot.stores.valkey.news import News
 from saveslot.stores.valkey.rows import hexed, to_entry, to_event, to_head, to_row
 from saveslot.stores.wire.batches import Batches
+from saveslot.stores.wire.bells import REST
 from saveslot.stores.wire.joining import Joining
 from saveslot.stores.wire.metrics import Counters
 from saveslot.values.log import (
@@ -278,6 +280,7 @@ class ValkeyStore(Store):
         request: dict[str, Any] = {"namespace": namespace, "limit": limit}
         if key is not None:
             request["key"] = key.hex()
+        woken = False
         while True:
             message = self._news.message(key)
             stopped, looked, answers = await self._run(READS, "events", request | _place(after, key))
@@ -292,8 +295,11 @@ class ValkeyStore(Store):
             if events or (left <= 0 and not full):
                 return events, place
             if not full:
+                if woken:
+                    await asyncio.sleep(REST)
                 self._news.listen()
                 await self._news.wait(message, min(LAZY if self._news.listening else POLL, left))
+                woken = message.is_set()
 
     async def close(self) -> None:
         if not self._closed:

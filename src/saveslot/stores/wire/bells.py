@@ -6,6 +6,10 @@ import asyncio
 from collections.abc import Iterable
 from weakref import WeakValueDictionary
 
+# Seconds for which a watcher rests that was woken for nothing: a namespace without news must not cost a read for every
+# append to the others.
+REST = 0.01
+
 
 class Bells:
     def __init__(self) -> None:
