@@ -20,7 +20,7 @@ import zstandard
 from saveslot import Unavailable
 from saveslot.cli import main
 from saveslot.manager import SessionManager
-from saveslot.server import app, call, run, tokens
+from saveslot.server import call, run, tokens
 from saveslot.server.load import CALLS, Room
 from saveslot.stores.around.wrapper import PassingStore
 from saveslot.stores.http import HttpStore, wire
@@ -141,13 +141,29 @@ def test_bodies_of_all_requests_have_one_limit(serving):
 
 def test_a_store_that_does_not_answer_is_given_up(serving, monkeypatch):
     """A request whose store is silent gets 503 by the deadline, not a connection that hangs."""
-    monkeypatch.setattr(app, "WITHIN", 0.2)
     monkeypatch.setattr(call, "WITHIN", 0.2)
     url, store = stuck(serving)
     status, headers, body = post(url, "count", COUNT)
     assert (status, headers["retry-after"]) == (503, "1")
     assert b"did not answer" in body
     store.free.set()
+    serving.stop()
+
+
+def test_a_body_that_does_not_arrive_is_given_up(serving, monkeypatch):
+    """A request whose client does not send its body in time gets 408, and its connection is closed."""
+    monkeypatch.setattr(call, "SENDING", 0.2)
+    url, _ = stuck(serving)
+    host, _, name = url.removeprefix("http://").partition("/")
+    connection = HTTPConnection(host, timeout=60)
+    connection.putrequest("POST", f"/{name}/store/1/count")
+    connection.putheader("content-type", wire.MSGPACK)
+    connection.putheader("content-length", "100")
+    connection.endheaders(b"half")
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["connection"]) == (408, "close")
+    assert b"did not arrive" in answer.read()
+    connection.close()
     serving.stop()
 
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from time import perf_counter
 from typing import Any
-from uuid import uuid4
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from saveslot.errors import InvalidInput, InvalidTransition, NotFound, SaveslotError, TooLarge, Unavailable
+from saveslot.errors import InvalidInput, InvalidTransition, NotFound, SaveslotError, TooLarge
 from saveslot.manager import SessionManager
 from saveslot.server.call import Call
 from saveslot.server.guard import Rates, admit
 from saveslot.server.keys import Keys
-from saveslot.server.load import WITHIN, Room
+from saveslot.server.load import Room
 from saveslot.server.problem import Problem, problem, status_of
 from saveslot.server.routes import Routes, table
 from saveslot.server.seen import Seen
@@ -38,6 +37,7 @@ SAFE = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
+_SAFE = [(name.encode(), value.encode()) for name, value in SAFE.items()]
 
 
 class Server:
@@ -57,7 +57,7 @@ class Server:
         request = Request(scope, receive, send)
         request_id = request.headers.get("x-request-id", "")
         if not (request_id.isascii() and request_id.isprintable() and 0 < len(request_id) <= 100):  # noqa: PLR2004
-            request_id = uuid4().hex
+            request_id = os.urandom(16).hex()
         began, status = perf_counter(), 499  # as proxies count a client that went away
         call: Call | None = None
         try:
@@ -68,9 +68,10 @@ class Server:
             else:
                 response = await self._answer(call)
             status = response.status_code
-            response.headers["x-request-id"] = request_id
-            for name, value in SAFE.items():
-                response.headers.setdefault(name, value)
+            headers = response.raw_headers
+            own = {name for name, _ in headers}
+            headers += [header for header in _SAFE if header[0] not in own]
+            headers.append((b"x-request-id", request_id.encode()))
             await response(scope, receive, send)
         except ClientDisconnect:
             return
@@ -84,16 +85,13 @@ class Server:
         try:
             admit(call, self.rates)
             call.enter()
-            if call.route.streams or call.route.long:
-                return await _responded(call)
-            call.deadline = deadline = asyncio.timeout(WITHIN)
             try:
-                async with deadline:
+                async with call.deadline:
                     return await _responded(call)
             except TimeoutError:
-                if not deadline.expired():
+                if not call.deadline.expired():
                     raise
-                raise Unavailable(f"the store did not answer within {WITHIN:g} s; retry") from None
+                raise call.late() from None
         except (Problem, SaveslotError) as exc:
             return _refusal(exc, request, request_id)
         except ClientDisconnect:

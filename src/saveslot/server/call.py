@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from saveslot import codec
@@ -62,13 +63,16 @@ class Call:
         self.seen = seen
         self.held = 0  # bytes of its body in memory
         self.entered = False  # counted in the room
-        self.deadline: asyncio.Timeout | None = None
+        # Seconds that it may take, its body aside.
+        self._limit = None if route.streams or route.long else WITHIN
+        self.deadline = asyncio.timeout(self._limit)
+        self._receiving = False  # its body
 
     @property
     def headers(self) -> Headers:
         return self.request.headers
 
-    @property
+    @cached_property
     def sessions(self) -> SessionManager:
         """A manager of the namespace that the request names, which the guard has checked."""
         return self.manager.of(self.namespace)
@@ -87,6 +91,13 @@ class Call:
         """Raise if the caller's token ended while the request was under way: nothing leaves the server after that."""
         if not self.counts:
             raise Unauthorized("the token was revoked, replaced or expired meanwhile; a write of it may have landed")
+
+    def late(self) -> Problem | Unavailable:
+        """Return why the request was ended at its deadline."""
+        if self._receiving:
+            error = Unavailable(f"the request's body did not arrive within {SENDING:g} s; retry")
+            return Problem(408, error, {"connection": "close"})
+        return Unavailable(f"the store did not answer within {WITHIN:g} s; retry")
 
     def enter(self) -> None:
         """Take up room, unless the route answers also when there is none."""
@@ -109,19 +120,16 @@ class Call:
 
         The time that the client takes to send it does not count for the deadline, and takes up no room.
         """
-        clock = running().time
         self.leave()
-        if self.deadline is not None:
-            self.deadline.reschedule(None)
+        clock, deadline = running().time, self.deadline
+        deadline.reschedule(clock() + SENDING)
+        self._receiving = True
         try:
-            async with asyncio.timeout(SENDING):
-                body = await self._received()
-        except TimeoutError:
-            error = Unavailable(f"the request's body did not arrive within {SENDING:g} s; retry")
-            raise Problem(408, error, {"connection": "close"}) from None
+            body = await self._received()
         finally:
-            if self.deadline is not None:
-                self.deadline.reschedule(clock() + WITHIN)
+            if not deadline.expired():
+                self._receiving = False
+                deadline.reschedule(None if self._limit is None else clock() + self._limit)
         self.enter()
         encoding = self.headers.get("content-encoding", "")
         size = RATIO * len(body) if encoding else 0
@@ -141,13 +149,19 @@ class Call:
             raise TooLarge("the request", limit=largest, size=int(declared))
         parts: list[bytes] = []
         size = 0
-        async for part in self.request.stream():
+        more = True
+        while more:
+            message = await self.request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            part: bytes = message["body"]
+            more = message["more_body"]
             size += len(part)
             if size > largest:
                 raise TooLarge("the request", limit=largest, size=size)
             self._hold(len(part))
             parts.append(part)
-        return b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def decode(self) -> None:
         """Decode query and body into the types that the route names."""
@@ -189,8 +203,14 @@ def converted(value: Any, kind: Any, path: str) -> Any:
         raise InvalidInput(where.rstrip("`").lstrip(".") or path, reason[:1].lower() + reason[1:]) from None
 
 
+@cache
+def _lists(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """The parameters that may be repeated. Reading the fields of a type takes longer than most requests."""
+    return frozenset(field.encode_name for field in msgspec.structs.fields(kind) if "list" in str(field.type))
+
+
 def _query(request: Request, kind: type[msgspec.Struct]) -> Any:
-    lists = {field.encode_name for field in msgspec.structs.fields(kind) if "list" in str(field.type)}
+    lists = _lists(kind)
     texts = {
         name: request.query_params.getlist(name) if name in lists else value
         for name, value in request.query_params.items()

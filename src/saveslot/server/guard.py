@@ -79,7 +79,8 @@ def _caller(call: Call) -> Caller:
 
 
 def _namespace(call: Call) -> str:
-    name = call.request.query_params.get("ns") or call.headers.get("saveslot-namespace") or "default"
+    given = call.request.query_params.get("ns") if call.request.scope["query_string"] else None
+    name = given or call.headers.get("saveslot-namespace") or "default"
     try:
         name = as_name(name, "Saveslot-Namespace")
     except InvalidInput as exc:

@@ -58,23 +58,31 @@ class Route(NamedTuple):
     description: str = ""
 
 
+class Branch:
+    """The routes whose paths begin alike."""
+
+    def __init__(self) -> None:
+        self.fixed: dict[str, Branch] = {}  # by their next segment
+        self.any: Branch | None = None  # those whose next segment is {name}
+        self.methods: dict[str, tuple[Route, list[str]]] = {}  # of the path that ends here, with the names in it
+
+
 class Routes:
     """Finds the route of a request by the segments of its path as sent: an id may contain %2F."""
 
     def __init__(self, table: Sequence[Route]) -> None:
         self.table = table
-        self._by_length: dict[int, list[tuple[list[str], dict[str, Route]]]] = {}
+        self._root = Branch()
         for route in table:
-            segments = route.path.split("/")
-            alike = self._by_length.setdefault(len(segments), [])
-            for known, methods in alike:
-                if [_fixed(part) for part in known] == [_fixed(part) for part in segments]:
-                    methods[route.method] = route
-                    break
-            else:
-                alike.append((segments, {route.method: route}))
-        for alike in self._by_length.values():  # /sessions/facets goes before /sessions/{id}
-            alike.sort(key=lambda item: [_fixed(part) is None for part in item[0]])
+            branch, names = self._root, list[str]()
+            for part in route.path.split("/"):
+                if part.startswith("{"):
+                    names.append(part[1:-1])
+                    branch.any = branch.any or Branch()
+                    branch = branch.any
+                else:
+                    branch = branch.fixed.setdefault(part, Branch())
+            branch.methods[route.method] = route, names
 
     def find(self, path: str) -> dict[str, tuple[Route, dict[str, str]]]:
         """Return the routes of a path by method, each with the values of its segments; none if it is unknown.
@@ -82,26 +90,20 @@ class Routes:
         A method that /sessions/facets lacks is that of /sessions/{id}. Fixed segments are compared as they are written,
         so /sessions/%66acets is the session "facets".
         """
-        segments = path.split("/")
+        ways: list[tuple[Branch, list[str]]] = [(self._root, [])]  # those with fixed segments first
+        for segment in path.split("/"):
+            further: list[tuple[Branch, list[str]]] = []
+            for branch, values in ways:
+                if (fixed := branch.fixed.get(segment)) is not None:
+                    further.append((fixed, values))
+                if segment and branch.any is not None:
+                    further.append((branch.any, [*values, unquote(segment, errors="strict")]))
+            ways = further
         routes: dict[str, tuple[Route, dict[str, str]]] = {}
-        for known, methods in self._by_length.get(len(segments), ()):
-            values: dict[str, str] = {}
-            for part, segment in zip(known, segments, strict=True):
-                if _fixed(part) is None:
-                    if not segment:
-                        break
-                    values[part[1:-1]] = unquote(segment, errors="strict")
-                elif part != segment:
-                    break
-            else:
-                for method, route in methods.items():
-                    routes.setdefault(method, (route, values))
+        for branch, values in ways:
+            for method, (route, names) in branch.methods.items():
+                routes.setdefault(method, (route, dict(zip(names, values, strict=True))))
         return routes
-
-
-def _fixed(part: str) -> str | None:
-    """A segment that stands for itself; None for {name}."""
-    return None if part.startswith("{") else part
 
 
 def table() -> list[Route]:

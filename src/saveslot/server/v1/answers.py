@@ -169,10 +169,14 @@ def one(call: Call, value: AgentSession, status: int | None = None) -> Response:
     return call.json(session(value), status, headers)
 
 
-def checkpoint(call: Call, value: Checkpoint) -> Response:
-    """Answer with a checkpoint that was just written, or with one that was asked for."""
+def checkpoint(call: Call, value: Checkpoint, data: Data | None = None) -> Response:
+    """Answer with a checkpoint that was just written, or with one that was asked for. `data`: its data, if known."""
     headers = conditions.etag(value.version)
     if call.route.status == 201:  # noqa: PLR2004
         session_id, _, seq = value.id.rpartition(":")
         headers["location"] = f"/v1/sessions/{quote(session_id, safe='')}/checkpoints/{seq}"
-    return call.json(saved(value, data=not conditions.minimal(call)), None, headers)
+    wanted = not conditions.minimal(call)
+    fields = saved(value, data=wanted and data is None)
+    if wanted and data is not None:
+        fields["data"] = data
+    return call.json(fields, None, headers)

@@ -209,7 +209,10 @@ async def save(call: Call) -> Response:
         save = Save(**{part: getattr(new, part) for part in new.__struct_fields__}).checked().requested(key(call))
         return await answered(call.sessions, call.path["id"], save.request)
 
-    return checkpoint(call, await write_either(call, free, held, earlier))
+    written = await write_either(call, free, held, earlier)
+    # What a first call without a lease has stored is what it brought: it need not be rebuilt from the log.
+    given = key(call) is None and "saveslot-lease" not in call.headers
+    return checkpoint(call, written, new.data if given else None)
 
 
 async def history(call: Call) -> Response:
