@@ -41,7 +41,7 @@ LAST_FAILURE = Wanted(kinds=frozenset({Kind.FAILED}), newest=1, frames=False)
 
 
 # Newest sessions that `analytics` reads by default: as many as a person will wait for.
-SAMPLE = 5_000
+SAMPLE = 2_500
 
 
 async def analytics(
