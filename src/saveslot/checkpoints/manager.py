@@ -352,8 +352,7 @@ class _Memory(_Log):
         return self.checkpoints(draft.group.entries[-1:])[0]
 
     def checkpoints(self, entries: list[Entry]) -> list[Checkpoint]:
-        timeline = Timeline(self.session_id, entries)
-        return [timeline.checkpoint(entry, Checkpoint) for entry in entries]
+        return Timeline(self.session_id, entries).checkpoints(entries, Checkpoint)
 
     def close(self) -> None:
         """Do nothing: no store is open."""
@@ -450,8 +449,7 @@ class _Stored(_Log):
     async def _checkpoints(self, store: Store, entries: list[Entry]) -> list[Checkpoint]:
         recipes = (codec.Recipe.unpack(entry.recipe, entry.seq) for entry in entries)
         frames = await frames_of(store, self._key or b"", recipes)
-        timeline = Timeline(self.session_id, frames)
-        return [timeline.checkpoint(entry, Checkpoint) for entry in entries]
+        return Timeline(self.session_id, frames).checkpoints(entries, Checkpoint)
 
 
 async def _opened(url: str, keyring: codec.Keyring | None) -> Store:

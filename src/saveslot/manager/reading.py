@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from datetime import datetime
 from typing import Any, Literal, TypeVar, cast, get_args
 
-from saveslot.codec import Recipe, difference
+from saveslot.codec import difference
 from saveslot.codec.text import place
 from saveslot.errors import Corrupt, InvalidInput
 from saveslot.manager import log_lines
@@ -235,7 +235,7 @@ async def history(
     chosen = chosen if limit is None else chosen[max(0, len(chosen) - limit) :]
     thinned = await sessions.lookup.hidden(head) if all else frozenset[int]()
     timeline = await sessions.lookup.timeline(head, chosen, thinned=thinned)
-    return [timeline.checkpoint(entry, Checkpoint) for entry in chosen]
+    return timeline.checkpoints(chosen, Checkpoint)
 
 
 async def walk(sessions: Space, id: str) -> AsyncIterator[Checkpoint]:
@@ -251,8 +251,8 @@ async def walk(sessions: Space, id: str) -> AsyncIterator[Checkpoint]:
                 head = await sessions.lookup.again(head)
                 gone = await sessions.lookup.hidden(head)
                 part = [entry for entry in part if entry.seq not in gone]
-        for entry in part:
-            yield timeline.checkpoint(entry, Checkpoint)
+        for checkpoint in timeline.checkpoints(part, Checkpoint):
+            yield checkpoint
 
 
 @with_a_fresh_head
@@ -339,7 +339,7 @@ async def summary(sessions: Space, id: str) -> Data:
     )
     ends = entries[:1] + entries[-1:]
     timeline = await sessions.lookup.timeline(head, ends)
-    checkpoints = [timeline.checkpoint(entry, Checkpoint).to_dict() for entry in ends] or [None, None]
+    checkpoints = [checkpoint.to_dict() for checkpoint in timeline.checkpoints(ends, Checkpoint)] or [None, None]
     names: dict[str, int] = {}
     for entry in entries:
         names[entry.name] = names.get(entry.name, 0) + 1
@@ -385,7 +385,7 @@ async def checkpoints_of(sessions: Space, head: Head, history: int | Literal["al
         [(1, last)], SHOWN_KINDS | HIDING_KINDS, frames=frames, room=HISTORY_BYTES if history is None else None
     )
     log = await sessions.engine.vault.entries(head.row.key, wanted)
-    state = led_to(entry.kind for entry in log)
+    state = led_to([entry.kind for entry in log])
     if log and head.row.state not in {state, SessionState.PAUSED}:  # a copy under way is paused
         raise Corrupt(f"session {session_id}", f"its row says {head.row.state}, but its entries lead to {state.value}")
     entries = visible([entry for entry in log if entry.kind in SHOWN_KINDS], log, session_id)
@@ -397,10 +397,11 @@ async def checkpoints_of(sessions: Space, head: Head, history: int | Literal["al
     else:
         chosen = 0 if history == "all" else max(0, len(entries) - history)
     since = entries[chosen].seq if chosen < len(entries) else last + 1
-    timeline = Timeline(session_id, [entry for entry in log if entry.kind in DATA_KINDS], since)
-    if not all(timeline.whole(Recipe.unpack(e.recipe, e.seq)) for e in entries[chosen:] if e.kind in DATA_KINDS):
+    data = [entry for entry in log if entry.kind in DATA_KINDS]
+    timeline = Timeline(session_id, data, since)
+    if any(entry.frame is None for entry in data) and not timeline.holds(entries[chosen:]):
         timeline = await sessions.lookup.timeline(head, entries[chosen:], since=since)
-    return [timeline.checkpoint(entry, SessionCheckpoint) for entry in entries]
+    return timeline.checkpoints(entries, SessionCheckpoint)
 
 
 def query(

@@ -83,7 +83,6 @@ class Draft:
         self.group = Group(key, at.append_id, [])
         self.at = at
         self._limit = limit
-        self._metadata: dict[int, tuple[bytes, bool]] = {}  # of checkpoints by seq, encoded
 
     def checkpoint(
         self,
@@ -95,14 +94,14 @@ class Draft:
         append_id: bytes | None = None,
         sign: bool = True,
     ) -> None:
-        note = self._encoded(metadata) if metadata else None
+        note = self._encoded(metadata) if metadata else NONE
         written = codec.write(self.at.data, data, self.at.seq + 1, "data", self._limit)
         self._written(written, name, note, at, append_id or fresh_append_id(), sign=sign)
         if metadata and LABELS in metadata:
             self.group.entries[-1].labels = entry_labels(metadata)
 
     def changed(self, name: str, edits: codec.Edits, metadata: Data | None) -> None:
-        note = self._encoded(metadata) if metadata else None
+        note = self._encoded(metadata) if metadata else NONE
         # `codec.change` consumes the previous state, so every check must come before it.
         self._written(codec.change(self.at.data, edits, self.at.seq + 1, self._limit), name, note, 0, fresh_append_id())
         if metadata and LABELS in metadata:
@@ -115,21 +114,19 @@ class Draft:
         self,
         written: codec.Written,
         name: str,
-        metadata: tuple[bytes, bool] | None,
+        metadata: tuple[bytes, bool],
         time: int,
         append_id: bytes,
         *,
         sign: bool = True,
     ) -> None:
-        frame, data, base, changes = written
-        at = self.at
+        at, data = self.at, written.state
         seq = at.seq + 1
         recipe = data.recipe.pack(seq)
-        self._metadata[seq] = encoded = metadata or NONE
-        note = codec.noted(*encoded, changes) if metadata or changes else None
+        note = codec.noted(*metadata, written.changes) if written.changes or metadata is not NONE else None
         self.group.entries.append(
             Entry(seq, append_id, CHECKPOINT, name, time, sign, 0, at.fence, at.lease, seq, at.about_seq, recipe,
-                  data.digest, note, frame, base=base)
+                  data.digest, note, written.frame, base=written.base)
         )  # fmt: skip
         self.at = Point(seq, append_id, at.state, at.fence, at.lease, seq, at.about_seq, data, at.about)
 
@@ -265,11 +262,7 @@ class Draft:
     def stored(self, checkpoint: type[C], entry: Entry | None = None) -> C:
         """Return an entry of this landed draft (default: the last one) as a checkpoint."""
         entry = entry or self.group.entries[-1]
-        encoded = self._metadata.get(entry.seq)
-        metadata: Data | None = None
-        if encoded is not None:
-            metadata = {} if encoded is NONE else codec.decode(encoded[0], tagged=encoded[1])
-        return self.timelines[entry.seq - self.group.entries[0].seq].checkpoint(entry, checkpoint, metadata)
+        return self.timelines[entry.seq - self.group.entries[0].seq].checkpoint(entry, checkpoint)
 
     def _entry(self, kind: Kind, name: str, at: int = 0, append_id: bytes | None = None) -> Entry:
         here = self.at

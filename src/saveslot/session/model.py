@@ -20,6 +20,7 @@ from saveslot.values.checks import Data, as_data, as_label, as_labels, as_name, 
 from saveslot.values.ids import fresh_append_id, fresh_id
 from saveslot.values.kinds import VERBS, Kind
 from saveslot.values.lifecycle import ACTIVE, COMPLETED, FAILED, SessionState, follow
+from saveslot.values.log import moment
 from saveslot.values.versions import version
 
 if TYPE_CHECKING:
@@ -40,10 +41,10 @@ class SessionCheckpoint:
     """A named entry of a session: the agent's data at that time, or a lifecycle change.
 
     If read from a store, `.data` is decoded on each access (so a session of 10,000 checkpoints stays small); keep the
-    result in a variable.
+    result in a variable. The other parts are decoded on the first access.
     """
 
-    __slots__ = ("_data", "_entry", "id", "metadata", "name", "timestamp")
+    __slots__ = ("_at", "_data", "_entry", "_metadata", "id", "name")
 
     def __init__(
         self,
@@ -54,25 +55,31 @@ class SessionCheckpoint:
         id: str = "",
     ) -> None:
         self.name: str = as_name(name, "name")
-        self.timestamp: datetime = now() if timestamp is None else as_time(timestamp, "timestamp")
+        self._at: datetime | int = now() if timestamp is None else as_time(timestamp, "timestamp")
         self._data: Data | Callable[[], Data] = as_data(data, "data")
-        self.metadata: Data = as_data(metadata, "metadata")
+        self._metadata: Data | Callable[[], Data] = as_data(metadata, "metadata")
         self.id: str = id
         self._entry: tuple[int, bytes] | None = None  # number and append_id, if it was read from a store
 
     @classmethod
     def stored(
-        cls, id: str, name: str, timestamp: datetime, load: Callable[[], Data], metadata: Data, entry: tuple[int, bytes]
+        cls,
+        id: str,
+        name: str,
+        at: int,
+        data: Callable[[], Data],
+        metadata: Data | Callable[[], Data],
+        entry: tuple[int, bytes],
     ) -> Self:
-        """Return a checkpoint whose data is decoded by `load` on each access."""
+        """Return a checkpoint of that time in microseconds, whose data and metadata these functions decode."""
         checkpoint = cls.__new__(cls)
-        checkpoint.id, checkpoint.name, checkpoint.timestamp, checkpoint.metadata = id, name, timestamp, metadata
-        checkpoint._data, checkpoint._entry = load, entry  # noqa: SLF001  (its own class)
+        checkpoint.id, checkpoint.name, checkpoint._at = id, name, at  # noqa: SLF001  (its own)
+        checkpoint._data, checkpoint._metadata, checkpoint._entry = data, metadata, entry  # noqa: SLF001
         return checkpoint
 
     def settle(self, stored: SessionCheckpoint) -> None:
         """Replace the staged value by the stored checkpoint."""
-        self.id, self.timestamp, self._data, self._entry = stored.id, stored.timestamp, stored._data, stored._entry
+        self.id, self._at, self._data, self._entry = stored.id, stored._at, stored._data, stored._entry
 
     @property
     def version(self) -> str:
@@ -82,6 +89,26 @@ class SessionCheckpoint:
     @property
     def data(self) -> Data:
         return self._data() if callable(self._data) else self._data
+
+    @property
+    def timestamp(self) -> datetime:
+        if isinstance(self._at, int):
+            self._at = moment(self._at)
+        return self._at
+
+    @timestamp.setter
+    def timestamp(self, timestamp: datetime) -> None:
+        self._at = timestamp
+
+    @property
+    def metadata(self) -> Data:
+        if callable(self._metadata):
+            self._metadata = self._metadata()
+        return self._metadata
+
+    @metadata.setter
+    def metadata(self, metadata: Data) -> None:
+        self._metadata = metadata
 
     def to_dict(self) -> Data:
         """Return name, timestamp and data (None once thinned), plus id and metadata if set."""

@@ -14,7 +14,7 @@ from saveslot.session.model import Emptied, SessionCheckpoint, emptied, unloaded
 from saveslot.stores import Store
 from saveslot.values.checks import Data
 from saveslot.values.kinds import DATA_KINDS, HIDING_KINDS, Kind
-from saveslot.values.log import Entry, Wanted, moment
+from saveslot.values.log import Entry, Wanted
 from saveslot.values.recipe import chain
 
 C = TypeVar("C", bound=SessionCheckpoint)
@@ -57,14 +57,17 @@ class Timeline:
             alone.add(seq, self._frames[seq], self._bases[seq])
         return alone
 
-    def checkpoint(self, entry: Entry, made_as: type[C], metadata: Data | None = None) -> C:
-        """`metadata`: if it is known."""
-        name, what = f"{self._session_id}:{entry.seq}", (entry.seq, entry.append_id)
-        if entry.kind in DATA_KINDS:
-            note = metadata if metadata is not None else {} if entry.note is None else note_of(entry, name)
-            load = Emptied(name) if self._emptied(entry) else partial(self.data, entry)
-            return made_as.stored(name, entry.name, moment(entry.at), load, note, what)
-        return made_as.stored(name, entry.name, moment(entry.at), partial(note_of, entry, name), {}, what)
+    def checkpoints(self, entries: Iterable[Entry], made_as: type[C]) -> list[C]:
+        return [self.checkpoint(entry, made_as) for entry in entries]
+
+    def checkpoint(self, entry: Entry, made_as: type[C]) -> C:
+        name, at, what = f"{self._session_id}:{entry.seq}", entry.at, (entry.seq, entry.append_id)
+        note = partial(note_of, entry, name)
+        if entry.kind not in DATA_KINDS:
+            return made_as.stored(name, entry.name, at, note, {}, what)
+        gone = entry.seq in self._thinned and self._emptied(entry)
+        data = Emptied(name) if gone else partial(self.data, entry)
+        return made_as.stored(name, entry.name, at, data, note, what)
 
     def data(self, entry: Entry) -> Data:
         with _LOOKING:
@@ -74,7 +77,7 @@ class Timeline:
         """Return the state as of that entry, valid until the next call."""
         name = f"{self._session_id}:{entry.seq}"
         recipe = codec.Recipe.unpack(entry.recipe, entry.seq)
-        if self._emptied(entry):
+        if entry.seq in self._thinned and self._emptied(entry):
             raise emptied(name)
         if not self.whole(recipe):
             if entry.seq < self._since:
@@ -132,14 +135,17 @@ class Timeline:
                 raise Corrupt(f"checkpoint {name}", f"its frame {seq} {exc.reason}") from exc
 
     def _emptied(self, entry: Entry) -> bool:
-        if entry.seq not in self._thinned:
-            return False
+        """True if frames of a hidden entry are gone."""
         recipe = codec.Recipe.unpack(entry.recipe, entry.seq)
         return not (recipe and self.whole(recipe))
 
     def whole(self, recipe: codec.Recipe) -> bool:
         """True if all frames of a recipe are here."""
         return self._reaches_a_keyframe(recipe.base) and recipe.short == len(self._within(recipe))
+
+    def holds(self, entries: Iterable[Entry]) -> bool:
+        """True if all frames are here that rebuild the states of these entries."""
+        return all(self.whole(codec.Recipe.unpack(e.recipe, e.seq)) for e in entries if e.kind in DATA_KINDS)
 
     def _reaches_a_keyframe(self, base: int) -> bool:
         """True if a chain of bases is here down to its keyframe. Frames are only ever added, so this stays true."""
