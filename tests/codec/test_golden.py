@@ -60,9 +60,10 @@ def frames(*values: dict[str, Any]) -> list[bytes]:
     state = codec.State()
     items: list[bytes] = []
     for seq, value in enumerate(values, 1):
-        frame, state, *_ = codec.write(state, value, seq, "data")
-        assert frame is not None
-        items.append(frame)
+        written = codec.write(state, value, seq, "data")
+        assert written.frame is not None
+        items.append(written.frame)
+        state = written.state
     return items
 
 

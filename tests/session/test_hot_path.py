@@ -9,11 +9,11 @@ from bench.trace import walks
 # Calls of functions of the package, and those that enter another module. Raise one only for what is worth its time: a
 # call costs about 0.3 us (`python -m bench.trace -v` lists them).
 CEILINGS = {
-    "checkpoint": (132, 70),
-    "held.checkpoint": (134, 70),
-    "held.checkpoint append=": (160, 70),
-    "get_session": (425, 152),
-    "get_data": (390, 112),
+    "checkpoint": (114, 51),
+    "held.checkpoint": (113, 48),
+    "held.checkpoint append=": (138, 51),
+    "get_session": (195, 55),
+    "get_data": (380, 110),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from saveslot.errors import Corrupt
-from saveslot.values.recipe import MAX_RECIPE, MAX_SHORT, Recipe, chain, is_base, varint
+from saveslot.values.recipe import MAX_RECIPE, MAX_SHORT, OF_A_BASE, Recipe, chain, varint
 
 gaps = st.integers(1, 2**40)
 weights = st.integers(0, 2**40)
@@ -27,7 +27,7 @@ def test_a_recipe_comes_back(base: int, short: list[tuple[int, int]], sizes: tup
     for seq in (at, at + 1, at + 2**30):
         packed = recipe.pack(seq)
         assert Recipe.unpack(packed, seq) == recipe
-        assert is_base(packed) == (seq == base)
+        assert packed.startswith(OF_A_BASE) == (seq == base)
 
 
 def numbers(*values: int) -> bytes:

@@ -51,7 +51,11 @@ def encode_keys(
 
     `texts` and `known` are those of the state before.
     """
-    long = _long(value, limit)
+    long: list[str] = []
+    if type(value) is dict:
+        long = [
+            key for key, item in value.items() if type(item) is list and LONG <= len(cast("list[Any]", item)) <= limit
+        ]
     if not long:
         texts_, size, tagged = encode_short(value, path, limit)
         return texts_, size, tagged, NOTHING
@@ -71,13 +75,6 @@ def encode_keys(
     if size > limit:
         raise TooLarge(path, limit=limit, size=size)
     return done, size, tagged, chunks
-
-
-def _long(value: Any, limit: int) -> list[str]:
-    if type(value) is not dict:
-        return []
-    items = cast("dict[str, Any]", value).items()
-    return [key for key, item in items if type(item) is list and LONG <= len(cast("list[Any]", item)) <= limit]
 
 
 def _encode(

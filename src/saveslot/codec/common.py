@@ -1,4 +1,4 @@
-"""What a new text has in common with the texts before it: equal ends, and parts that stand elsewhere.
+"""What a new state has in common with the one before: its keys, equal ends of texts, and parts that stand elsewhere.
 
 Parts are found by anchors. An anchor is 64 bytes of the new text, looked up in the old ones; the longest match,
 extended both ways, becomes a copy. A small change looks in the ends of each text, where an agent's newest messages
@@ -7,7 +7,8 @@ stand, a large one in whole texts.
 
 from __future__ import annotations
 
-from saveslot.codec.patch import Copy, Part, Text, Texts
+from saveslot.codec.marks import items_of
+from saveslot.codec.patch import Change, Copy, Diff, Part, Text, Texts
 
 # Bytes that must be equal to count as the same part: shorter ones recur in JSON by chance.
 ANCHOR = 64
@@ -24,13 +25,50 @@ MAX_COPIES = 256
 # Bytes compared as one integer, first those at the end, where most texts differ. Longer texts that are equal there are
 # bisected down to this, at memcmp speed.
 AT_ONCE = 32
+# What is reported of a new key.
+NEW = True
+
+
+def compared(old: Texts, new: Texts) -> Diff:
+    """Return what changed between two states."""
+    removed, order = key_changes(list(old), list(new))
+    changes: list[Change] = []
+    seen: dict[str, int | None] = dict.fromkeys(removed)
+    search = Search(old)
+    for key, text in new.items():
+        known = old.get(key)
+        if known is None:
+            changes.append(Change(key, 0, 0, search.parts(key, text, 0, len(text), 0)))
+            seen[key] = NEW
+        elif known != text:
+            front, back = common_ends(known, text)
+            changes.append(Change(key, front, back, search.parts(key, text, front, len(text) - back, front)))
+            seen[key] = grown(known, text, front)
+    return Diff(changes, removed, order, seen)
+
+
+def key_changes(old: list[str], new: list[str]) -> tuple[list[str], list[str]]:
+    """Return the removed keys, and the order of the others unless it follows from the old one."""
+    if old == new:
+        return [], []
+    left, known = set(new), set(old)
+    follows = [key for key in old if key in left] + [key for key in new if key not in known]
+    return [key for key in old if key not in left], [] if follows == new else new
+
+
+def grown(old: Text, new: Text, front: int) -> int:
+    """Return how many items were added to the end of a list; 0 for any other change. `front`: bytes they share."""
+    if front == len(old) - 1 and new[front : front + 1] == b"," and old[:1] == b"[" == new[:1]:
+        return len(items_of(b"[" + new[front + 1 :]))
+    return 0
 
 
 class Search:
     """Looks for the parts of new texts in the texts before, within limits that count for one patch."""
 
     def __init__(self, texts: Texts) -> None:
-        self._texts = {key: text for key, text in texts.items() if len(text) >= WORTH_COPYING}
+        self._all = texts
+        self._texts: Texts = {}  # those worth searching, once there is something to look for
         self._spent = 0
         self._copies = 0
 
@@ -38,6 +76,7 @@ class Search:
         """Return these bytes of a new text as parts. `at`: where they begin to differ in the old text of the key."""
         if stop - start < WORTH_COPYING:
             return [bytes(new[start:stop])] if stop > start else []
+        self._texts = self._texts or {name: text for name, text in self._all.items() if len(text) >= WORTH_COPYING}
         parts: list[Part] = []
         limit = min(MOST, self._spent + LEAST + EFFORT * (stop - start))
         near = stop - start <= NEAR
@@ -70,7 +109,7 @@ class Search:
             step = 2 * step or ANCHOR
             anchor = new[there : there + ANCHOR]
             spent += len(ends)
-            if near and ends.rfind(anchor) < 0:
+            if near and anchor not in ends:
                 continue
             for source, old in self._texts.items():
                 size, here = len(old), -1

@@ -212,6 +212,11 @@ def chained(before: bytes, frame: bytes) -> bytes:
     return chain.digest()
 
 
+def standalone(body: bytes, *, tagged: bool, version: int = VERSION_2) -> bytes:
+    """Return a frame that builds on no other, after its checksum."""
+    return add_checksum(pack(body, patch=False, tagged=tagged, version=version))
+
+
 def add_checksum(frame: bytes) -> bytes:
     return sha256(frame).digest()[:CHECKSUM] + frame
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from saveslot.codec.frame import VERSION, Frame, add_checksum, pack, strip_checksum, unpack
-from saveslot.codec.state import UNCHANGED, Changes
+from saveslot.codec.frame import VERSION, Frame, standalone, strip_checksum, unpack
+from saveslot.codec.patch import UNCHANGED, Changes
 from saveslot.codec.text import MAX_STATE, decode, encode
 from saveslot.errors import Corrupt
 
@@ -29,13 +29,13 @@ def note(value: Any, path: str, limit: int = MAX_STATE, changes: Changes = UNCHA
 
 def noted(text: bytes, tagged: bool, changes: Changes = UNCHANGED) -> bytes:  # noqa: FBT001  (as `encode` returns them)
     if not changes:
-        return add_checksum(pack(text, patch=False, tagged=tagged, version=VERSION))
+        return standalone(text, tagged=tagged, version=VERSION)
     body: list[Any] = [text if text != b"{}" else b"", changes]
     if len(changes) > MAX_NAMED:
         body[1] = dict(islice(changes.items(), MAX_NAMED))
         kinds = Counter(_kind_of_change(what) for what in islice(changes.values(), MAX_NAMED, None))
         body.append([kinds["added"], kinds["removed"], kinds["changed"]])
-    return add_checksum(pack(_pack(body), patch=False, tagged=tagged))
+    return standalone(_pack(body), tagged=tagged)
 
 
 def read_note(stored: bytes) -> Any:

@@ -10,7 +10,7 @@ the patch. Where blocks follow (`blocks.py`), a literal is only its length. A ke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import msgspec
@@ -20,6 +20,10 @@ from saveslot.errors import Corrupt
 
 Text = bytes | bytearray
 Texts = dict[str, Text]
+# What changed in a key: None if it was removed, True if it is new, items added to the end of a list, a negative number
+# of items taken from there, or 0 for any other change.
+Changes = Mapping[str, int | None]
+UNCHANGED: Changes = {}
 # Bytes. The highest limit for a state: with its keys and lengths it must still fit into a frame.
 MAX_WHOLE = MAX_RAW // 2
 # Parts in a patch. A long one composed of 33 changes has at most as many as `pieces.py` keeps.
@@ -60,17 +64,17 @@ class Patch(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     order: list[str] = []
 
 
+class Diff(msgspec.Struct, frozen=True):
+    """What a change does to the texts of a state."""
+
+    changes: list[Change]
+    removed: list[str]
+    order: list[str]
+    seen: Changes
+
+
 def size_of_part(part: Part) -> int:
     return part if isinstance(part, int) else part.length if isinstance(part, Copy) else len(part)
-
-
-def key_changes(old: list[str], new: list[str]) -> tuple[list[str], list[str]]:
-    """Return the removed keys, and the order of the others unless it follows from the old one."""
-    if old == new:
-        return [], []
-    left, known = set(new), set(old)
-    follows = [key for key in old if key in left] + [key for key in new if key not in known]
-    return [key for key in old if key not in left], [] if follows == new else new
 
 
 def checked(patch: Patch, texts: Texts) -> None:

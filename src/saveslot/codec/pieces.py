@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from saveslot.codec.patch import Change, Copy, size_of_part
+from saveslot.codec.patch import Change, Copy, Texts
 
 # Bytes. A shorter piece of an old text between new ones is stored again: naming it would take as many.
 WORTH_NAMING = 32
@@ -25,13 +25,13 @@ Table = Sequence[Piece]
 Tables = dict[str, Table]
 
 
-def composed(tables: Mapping[str, Table], base: Mapping[str, int], changes: Sequence[Change]) -> Tables:
-    """Return the tables after these changes. `base`: lengths of the texts of the base."""
+def composed(tables: Mapping[str, Table], base: Mapping[str, int], changes: Sequence[Change], texts: Texts) -> Tables:
+    """Return the tables after these changes, which led to these texts. `base`: lengths of the texts of the base."""
     after = dict(tables)
     for change in changes:
         key, front, back, parts = change.key, change.front, change.back, change.parts
-        if front < WORTH_NAMING and back < WORTH_NAMING and not (parts and any(type(part) is Copy for part in parts)):
-            after[key] = [(change.length, None, 0)]
+        if front < WORTH_NAMING and back < WORTH_NAMING and Copy not in map(type, parts):
+            after[key] = [(len(texts.get(key, b"")), None, 0)]
             continue
         table = _of(key, tables, base)
         pieces = _slice(table, 0, front) if front else []
@@ -39,7 +39,7 @@ def composed(tables: Mapping[str, Table], base: Mapping[str, int], changes: Sequ
             if isinstance(part, Copy):
                 pieces += _copied(part, tables, base)
             else:
-                pieces.append((size_of_part(part), None, 0))
+                pieces.append((part if isinstance(part, int) else len(part), None, 0))
         if back:
             pieces += _slice(table, sum([piece[0] for piece in table]) - back, back)
         after[key] = _joined(pieces)

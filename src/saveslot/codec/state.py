@@ -8,25 +8,21 @@ new entry with an old recipe.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from saveslot.codec import format_1
 from saveslot.codec.blocks import APART, BLOCK, MAX_TABLE, SMALL, Blocks, Head, Spot, opened, packed, patch_body
 from saveslot.codec.chunks import Chunks
+from saveslot.codec.common import key_changes
 from saveslot.codec.frame import PATCH, VERSION, chained, pack, unpack
 from saveslot.codec.marks import EVERY, after as marks_after, mark
-from saveslot.codec.patch import Change, Text, Texts, apply, checked, key_changes
+from saveslot.codec.patch import UNCHANGED, Change, Changes, Diff, Text, Texts, apply, checked
 from saveslot.codec.pieces import MAX_PIECES, Tables, change_of, composed
 from saveslot.codec.text import decode, size_of
 from saveslot.errors import Corrupt
 from saveslot.values.recipe import NOTHING, Recipe
-
-# What changed in a key: None if it was removed, True if it is new, items added to the end of a list, a negative number
-# of items taken from there, or 0 for any other change.
-Changes = Mapping[str, int | None]
-UNCHANGED: Changes = {}
 
 
 class Stand(msgspec.Struct, frozen=True):
@@ -109,7 +105,7 @@ def _no_block(length: int) -> Text:
     raise Corrupt("a frame", f"names {length:,} bytes of blocks, and has none")
 
 
-class Written(NamedTuple):
+class Written(msgspec.Struct, frozen=True):
     """One encoded change: the frame that its entry stores, and the state that the next change builds on."""
 
     frame: bytes | None  # None: nothing changed
@@ -162,7 +158,7 @@ def _replay(
         if n < bases and (n == 0 or raw > SMALL):
             state.stand, state.tables = _stood(state, seq, digests[n], total, lengths, head), {}
         else:
-            state.tables = composed(state.tables, state.stand.lengths, head.changes)
+            state.tables = composed(state.tables, state.stand.lengths, head.changes, state.texts)
     if (total, short) != (recipe.base_raw, recipe.short_raw):
         raise Corrupt("a recipe", "stands in a recipe that does not name its size")
 
@@ -198,15 +194,6 @@ def _standing(
     )
 
 
-class Diff(NamedTuple):
-    """What a change does to the texts of a state."""
-
-    changes: list[Change]
-    removed: list[str]
-    order: list[str]
-    seen: Changes
-
-
 def finished(after: State, before: State | None, diff: Diff) -> Written:
     """Encode a state whose texts are known, as the change since `before`: a short patch, a long one, or a keyframe."""
     if before is None:
@@ -219,10 +206,10 @@ def finished(after: State, before: State | None, diff: Diff) -> Written:
         return _keyframe(after, diff.seen)
     body = patch_body(diff.changes, diff.removed, diff.order)
     recipe = before.recipe.with_short(before.tip, after.tip, len(body), after.weight) if len(body) <= BLOCK else None
-    if recipe is not None and recipe.wasteful:
+    if recipe is NOTHING:
         return _keyframe(after, diff.seen)
     after.stand = before.stand
-    after.tables = composed(before.tables, before.stand.lengths, diff.changes)
+    after.tables = composed(before.tables, before.stand.lengths, diff.changes, after.texts)
     if recipe is None or (len(after.tables) > 1 and sum(map(len, after.tables.values())) > MAX_PIECES):
         return _long(after, diff.seen) or _keyframe(after, diff.seen)
     after.recipe = recipe

@@ -9,17 +9,14 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from saveslot.codec.chunks import NOTHING, Chunks, encode_keys
-from saveslot.codec.common import Search, common_ends
+from saveslot.codec.common import NEW, Search, common_ends, compared, grown
 from saveslot.codec.items import tail
-from saveslot.codec.marks import items_of
-from saveslot.codec.patch import MAX_WHOLE, Change, Text, Texts, key_changes
-from saveslot.codec.state import Diff, State, Written, finished
+from saveslot.codec.patch import MAX_WHOLE, Change, Diff, Text, Texts
+from saveslot.codec.state import State, Written, finished
 from saveslot.codec.text import MAX_STATE, checked_key, encode, place, size_of
 from saveslot.errors import InvalidInput, TooLarge
 
 EMPTY = b"[]"
-# What is reported of a new key.
-NEW = True
 
 
 class Edits(msgspec.Struct):
@@ -33,38 +30,12 @@ class Edits(msgspec.Struct):
 
 def write(before: State | None, value: dict[str, Any], seq: int, path: str, limit: int = MAX_STATE) -> Written:
     """Encode a whole state as the change since `before`, which is left as it is."""
-    known = before or State()
-    texts, weight, tagged, long = encode_keys(value, path, min(limit, MAX_WHOLE), known.texts, known.chunks)
+    before = before or State()
+    texts, weight, tagged, long = encode_keys(value, path, min(limit, MAX_WHOLE), before.texts, before.chunks)
     after = State(texts, tagged, weight, seq, chunks=long)
-    if before is None or not before.recipe:
-        return finished(after, None, Diff([], [], [], dict.fromkeys(texts, True)))
-    return finished(after, before, _difference(before.texts, texts))
-
-
-def _difference(old: Texts, new: Texts) -> Diff:
-    removed, order = key_changes(list(old), list(new))
-    changes: list[Change] = []
-    seen: dict[str, int | None] = dict.fromkeys(removed)
-    search: Search | None = None
-    for key, text in new.items():
-        before = old.get(key)
-        if before is None:
-            search = search or Search(old)
-            changes.append(Change(key, 0, 0, search.parts(key, text, 0, len(text), 0)))
-            seen[key] = True
-        elif before != text:
-            search = search or Search(old)
-            front, back = common_ends(before, text)
-            changes.append(Change(key, front, back, search.parts(key, text, front, len(text) - back, front)))
-            seen[key] = _grown(before, text, front)
-    return Diff(changes, removed, order, seen)
-
-
-def _grown(old: Text, new: Text, front: int) -> int:
-    """Return how many items were added to the end of a list; 0 for any other change."""
-    if front == len(old) - 1 and new[front : front + 1] == b"," and old[:1] == b"[" == new[:1]:
-        return len(items_of(b"[" + new[front + 1 :]))
-    return 0
+    if not before.digest:  # nothing is stored yet
+        return finished(after, None, Diff([], [], [], dict.fromkeys(texts, NEW)))
+    return finished(after, before, compared(before.texts, texts))
 
 
 def append(before: State | None, items: dict[str, Any], seq: int, limit: int = MAX_STATE) -> Written:
@@ -132,7 +103,7 @@ def change(before: State | None, edits: Edits, seq: int, limit: int = MAX_STATE)
         stay = {key: known for key, known in state.chunks.items() if key not in seen or (seen[key] or 0) > 0}
         chunks = {**stay, **long}
     after = State(state.texts, state.tagged or tagged or special, weight, seq, chunks=chunks)
-    return finished(after, state if state.recipe else None, Diff(changes, dropped, [], seen))
+    return finished(after, state if state.digest else None, Diff(changes, dropped, [], seen))
 
 
 def _check_apart(edits: Edits) -> None:
@@ -164,8 +135,8 @@ def _put(state: State, values: Mapping[str, Any], limit: int) -> tuple[list[_Spl
             splices.append(_Splice(key, 0, 0, text, NEW, text))
         elif old != text:
             front, back = common_ends(old, text)
-            grown = _grown(old, text, front)
-            splices.append(_Splice(key, front, back, text[front : len(text) - back], grown, text))
+            middle = text[front : len(text) - back]
+            splices.append(_Splice(key, front, back, middle, grown(old, text, front), text))
     return splices, tagged, long
 
 

@@ -460,8 +460,10 @@ async def checkpoint(
     The same call with the same `idempotency_key` gets its first answer, from any process, whatever came after;
     `InvalidInput` if its content differs.
     """
-    save = Save(name, data, metadata, put, drop, append, cut, patch).checked().requested(idempotency_key)
-    version = as_version(seen)
+    save = Save(name, data, metadata, put, drop, append, cut, patch).checked()
+    if idempotency_key is not None:
+        save.requested(idempotency_key)
+    version = None if seen is None else as_version(seen)
     value, session_id = named(session)
     engine, scope = sessions.engine, (sessions.namespace, session_id)
     if save.request:
@@ -470,7 +472,6 @@ async def checkpoint(
     state = None if log is None or log.at.lease is not None or scope in engine.calls.left else log.ready
     if log is not None and state is not None and _is_current(log, value, version):
         engine.cache.hits += 1
-        log.turns.take()
         try:
             draft = save.draft(log, state)
             if value is not None:
@@ -489,7 +490,6 @@ async def checkpoint(
             pass  # another manager may have revived the session: look in the store
         finally:
             engine.cache.used(scope, log)
-            log.turns.give()
     return await _checkpoint(sessions, session, save.copied(engine.limit), seen=version)
 
 

@@ -347,7 +347,8 @@ class Held(AsyncSteps):
             about = codec.read_note(draft.group.body)
             for part in ABOUT:
                 setattr(self.session, part, about[part])
-        self.runs.landed(draft)
+        if self.runs.journal is not None:
+            self.runs.journal.read(draft.group.entries)
         if self._attempts and any(entry.kind in attempts.PROGRESS_KINDS for entry in draft.group.entries):
             self._attempts = 0
         if draft.at.lease is None:
@@ -424,8 +425,10 @@ class Held(AsyncSteps):
         wait for the next `checkpoint(name)`. With `seen`, a version: `Conflict` unless that names the newest entry.
         The same call with the same `idempotency_key` gets its first answer, and changes nothing.
         """
-        save = Save(name, data, metadata, put, drop, append, cut, patch).checked().requested(idempotency_key)
-        version = as_version(seen)
+        save = Save(name, data, metadata, put, drop, append, cut, patch).checked()
+        if idempotency_key is not None:
+            save.requested(idempotency_key)
+        version = None if seen is None else as_version(seen)
         working = self.working.data
         own = (data is None or data is working) and save.whole  # save the working copy
         if own:
@@ -440,14 +443,9 @@ class Held(AsyncSteps):
             and (version is None or self._has_seen(version))
             and not save.request
         ):
-            log.turns.take()
-            log.refused = False
-            try:
-                draft = self.saving(save, log, state, own=own)
-                if await send(log, draft, lambda: self, lambda: content("_checkpoint", save, own)) is not None:
-                    return draft.stored(Checkpoint)
-            finally:
-                log.turns.give()
+            draft = self.saving(save, log, state, own=own)
+            if await send(log, draft, lambda: self, lambda: content("_checkpoint", save, own)) is not None:
+                return draft.stored(Checkpoint)
         if (earlier := await answered(self._space, self.where[1], save.request)) is not None:
             return earlier
         return await self._checkpoint(save if own else save.copied(log.limit), own, seen=version)
@@ -473,14 +471,15 @@ class Held(AsyncSteps):
         return draft.stored(Checkpoint)
 
     def saving(self, save: Save, log: Log, state: codec.State, *, own: bool) -> Draft:
-        effect = kept if own else self.working.effect(save)
+        effect = kept if own else None if self.working.data is None else self.working.effect(save)
         draft = save.draft(log, state)
         draft.landed = partial(self._saved, effect)
         return draft
 
     def _saved(self, effect: Effect | None, log: Log, draft: Draft, verdict: Verdict) -> None:
         self.landed(log, draft, verdict)
-        self.working.landed(effect, draft.at.data)
+        if self.working.data is not None:
+            self.working.landed(effect, draft.at.data)
 
     async def heartbeat(self) -> None:
         """Record a heartbeat of this session. (Its worker's heartbeats are automatic.)"""

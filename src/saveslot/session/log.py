@@ -19,7 +19,7 @@ from saveslot.stores import Store
 from saveslot.values import advice
 from saveslot.values.kinds import ABOUT_KINDS, DATA_KINDS, Kind
 from saveslot.values.log import Entry, Head, Outcome, Verdict, Wanted
-from saveslot.values.recipe import is_base
+from saveslot.values.recipe import OF_A_BASE
 
 # Approximate bytes of a log besides its states and frames.
 LOG_BYTES = 1400
@@ -134,7 +134,7 @@ class Log:
         """Add an entry that landed at that time; return the timeline that decodes it."""
         entry.at, frame = at, entry.frame
         if frame is not None and entry.kind in DATA_KINDS:
-            if is_base(entry.recipe):
+            if entry.recipe.startswith(OF_A_BASE):
                 self.timeline = self.timeline.after(entry.base)  # a new base needs no short patch before it
             self.timeline.add(entry.seq, frame, entry.base)
         return self.timeline

@@ -118,7 +118,7 @@ class Runs:
         self._author = author
         self._log = log
         self._lookup = lookup
-        self._journal: Journal | None = None
+        self.journal: Journal | None = None  # None: not read yet
         self._steps: dict[StepId, StepLock] = {}
         self._arguments: dict[str, bytes] = {}  # fingerprints of the arguments of steps without a key, by name
         self._unrun: dict[StepId, int] = {}  # started here, by seq; no caller got the run yet
@@ -132,11 +132,6 @@ class Runs:
     @property
     def running(self) -> set[asyncio.Future[Any]]:
         return self._author.running
-
-    def landed(self, draft: Draft) -> None:
-        """Take in what a draft of this hold journaled."""
-        if self._journal is not None:
-            self._journal.read(draft.group.entries)
 
     async def run(self, call: StepCall[Any]) -> Run:
         """Run the step until it has a result, or raise its error."""
@@ -340,13 +335,13 @@ class Runs:
         return draft
 
     async def _journaled(self) -> Journal:
-        if self._journal is None:
+        if self.journal is None:
             log = self._log
             wanted = Wanted([(1, log.at.seq)], kinds=STEP_KINDS, frames=False)
             journal = Journal(log.session_id, log.key)
             journal.read(await self._lookup.store.entries(log.key, wanted))
-            self._journal = journal
-        return self._journal
+            self.journal = journal
+        return self.journal
 
     async def _result(self, step: Step) -> Any:
         if step.error:

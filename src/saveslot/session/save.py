@@ -45,7 +45,7 @@ class Save(msgspec.Struct):
     @property
     def whole(self) -> bool:
         """True if no part of the state is named: all of it is saved, or kept."""
-        return self.patch is None and not self.edited
+        return self.patch is self.put is self.drop is self.append is self.cut is None
 
     def checked(self) -> Self:
         as_name(self.name, "name")

@@ -91,7 +91,7 @@ class MemoryStore(Store):
         self._check_open()
         groups = [checked(group) for group in groups]
         verdicts = self._land_together(checked_together(groups)) if together else [self._land(g) for g in groups]
-        self._bells.ring(group.key for group in groups)
+        self._bells.ring([group.key for group in groups])
         await asyncio.sleep(0)  # a task that saves in a tight loop must not keep others from running
         return verdicts
 
@@ -120,17 +120,21 @@ class MemoryStore(Store):
             here = log[first.seq - 1].append_id if len(log) >= first.seq else None
             before = log[first.seq - 2].append_id if len(log) >= first.seq - 1 and first.seq > 1 else None
             free = len(log) == first.seq - 1 and before == group.prev and group.key not in self._deleted
-            outcome = judged(group, here, before, row, deleted=group.key in self._deleted)
-            if outcome is Outcome.ALREADY:
-                return self._landed(group)
-            known = self._requests.get(group.key, {})
-            if row is None or not free or any(entry.request[:ID] in known for entry in group.entries):
-                return Verdict(outcome, head=self._last(group.key))
-            if group.only_stale and self._alive(row) >= self._clock() - group.only_stale:
-                return Verdict(outcome, head=self._last(group.key))
-            if group.only_orphan is not None and not self._bury(row.owner, group.only_orphan):
+            if row is None or not free or not self._allowed(group, row):
+                outcome = judged(group, here, before, row, deleted=group.key in self._deleted)
+                if outcome is Outcome.ALREADY:
+                    return self._landed(group)
                 return Verdict(outcome, head=self._last(group.key))
         return None
+
+    def _allowed(self, group: Group, row: Row) -> bool:
+        """Check the guards that need more than the entry before."""
+        known = self._requests[group.key]
+        if any(entry.request[:ID] in known for entry in group.entries):
+            return False
+        if group.only_stale and self._alive(row) >= self._clock() - group.only_stale:
+            return False
+        return group.only_orphan is None or self._bury(row.owner, group.only_orphan)
 
     def _appended(self, group: Group) -> Verdict:
         self._write(group)

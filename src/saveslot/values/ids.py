@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from uuid import UUID
 
 
@@ -15,9 +16,8 @@ def fresh_key() -> bytes:
     return (time.time_ns() // 1_000_000).to_bytes(6, "big") + bytes(tail)
 
 
-def fresh_append_id() -> bytes:
-    """Return 16 random bytes. An entry carries them, so that a retry recognises an entry that landed as its own."""
-    return os.urandom(16)
+# 16 random bytes. An entry carries them, so that a retry recognises an entry that landed as its own.
+fresh_append_id = partial(os.urandom, 16)
 
 
 def fresh_id() -> str:

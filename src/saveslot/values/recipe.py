@@ -105,7 +105,7 @@ class Recipe(msgspec.Struct, frozen=True, gc=False):
         return cls(base, tuple(ranges), short, base_raw, short_raw, weight)
 
     def with_short(self, tip: int, seq: int, raw: int, weight: int) -> Recipe | None:
-        """Return this recipe with one more short patch, or None when it is time for a long one.
+        """Return this recipe with one more short patch; None when it is time for a long one, `NOTHING` for a keyframe.
 
         A range spans entries of other kinds, but never a frame outside the recipe: a patch on the newest frame extends
         the last range, a patch after a rollback starts a new one.
@@ -116,7 +116,9 @@ class Recipe(msgspec.Struct, frozen=True, gc=False):
         extends = bool(ranges) and ranges[-1][1] == tip
         ranges = (*ranges[:-1], (ranges[-1][0], seq)) if extends else (*ranges, (seq, seq))
         after = Recipe(self.base, ranges, self.short + 1, self.base_raw, self.short_raw + raw, weight)
-        return None if len(ranges) >= FEW_RANGES and len(after.pack(seq)) > MAX_RECIPE else after
+        if len(ranges) >= FEW_RANGES and len(after.pack(seq)) > MAX_RECIPE:
+            return None
+        return NOTHING if after.wasteful else after
 
 
 def _of_format_1(data: bytes) -> Recipe:
@@ -147,13 +149,9 @@ def _of_format_1(data: bytes) -> Recipe:
 
 
 NOTHING = Recipe()
-# How the recipe of a base starts: its distance to the newest base is 0.
-_OF_A_BASE = b"\x02\x00"
-
-
-def is_base(recipe: bytes) -> bool:
-    """True if this is the recipe of an entry with a keyframe or long patch of format 2."""
-    return recipe[:2] == _OF_A_BASE
+# How the stored recipe of an entry with a keyframe or long patch of format 2 starts: its distance to the newest base
+# is 0.
+OF_A_BASE = b"\x02\x00"
 
 
 def chain(base: int, before: Mapping[int, int]) -> list[int]:

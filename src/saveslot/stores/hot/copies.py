@@ -31,7 +31,7 @@ from saveslot.stores.hot.news import channel
 from saveslot.stores.wire.loops import stopped
 from saveslot.values.kinds import DATA_KINDS, Kind
 from saveslot.values.log import Entry
-from saveslot.values.recipe import Recipe, chain, is_base
+from saveslot.values.recipe import OF_A_BASE, Recipe, chain
 
 Name = tuple[str, str]  # a session's namespace and id
 
@@ -103,7 +103,7 @@ class Copies:
         size = EACH
         for entry in entries:
             if entry.kind in DATA_KINDS:
-                based = is_base(entry.recipe)
+                based = entry.recipe.startswith(OF_A_BASE)
                 if not anew and (based or entry.seq % STALE == 0):
                     parts[4] = pruned(entry, based=based)
                 if entry.frame is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import apsw
@@ -20,7 +21,7 @@ from saveslot.stores.memory import LEFTOVER, clock
 from saveslot.stores.sqlite import feed
 from saveslot.stores.sqlite.file import Uptime, scrub, since_boot, translated
 from saveslot.stores.sqlite.finding import counted, listed
-from saveslot.stores.sqlite.landing import LARGE, MANY, UNLABEL, UNMARK, Landing, light
+from saveslot.stores.sqlite.landing import LARGE, MANY, UNLABEL, UNMARK, Landing
 from saveslot.stores.sqlite.reader import Reader, Work
 from saveslot.stores.sqlite.reading import FEW_HEADS, TOGETHER, Reading, log
 from saveslot.stores.sqlite.rows import GONE, HEADER, LABELS, NEWEST, gone
@@ -28,6 +29,7 @@ from saveslot.stores.sqlite.writer import Writer
 from saveslot.stores.wire.bells import REST, Bells
 from saveslot.stores.wire.loops import set_within
 from saveslot.stores.wire.metrics import Counters
+from saveslot.values.kinds import PLAIN_KINDS
 from saveslot.values.log import (
     ALL,
     Counts,
@@ -89,14 +91,14 @@ class SqliteStore(Store):
         self._reading = Reading(clock, self._uptime)
         self._landing = self.Landing(path, clock, self._uptime)
         self.counters = Counters()
+        self._bells = Bells()
         self._writer = Writer(
             self._reader.writing,
-            self._announce,
+            partial(self._bells.ring, ()),
             self._landing.carried_out,
             self.counters,
             self._reader.check,
         )
-        self._bells = Bells()
         self._closed = False
 
     @classmethod
@@ -109,9 +111,6 @@ class SqliteStore(Store):
 
     def __repr__(self) -> str:
         return f"<SqliteStore {self._reader}>"
-
-    def _announce(self) -> None:
-        self._bells.ring(())
 
     async def _read(self, work: Work[T], short: Work[T] | None = None) -> T:
         self._check_open()
@@ -132,11 +131,13 @@ class SqliteStore(Store):
         land = self._landing.land_together if together else self._landing.land_all
         if together:
             checked_together(groups)
-        if len(groups) == 1 and light(groups[0]):
+        if len(groups) == 1 and _light(groups[0]):
             self._check_open()
-            with self._translated:
-                verdict = self._writer.at_once(groups[0]) or await self._writer.submit(groups[0], single=True)
-            self._bells.ring_for(groups[0].key)
+            verdict = self._writer.at_once(groups[0])
+            if verdict is None:
+                with self._translated:
+                    verdict = await self._writer.submit(groups[0], single=True)
+            self._bells.ring((groups[0].key,))
             return [verdict]
         entries = [entry for group in groups for entry in group.entries]
         heavy = len(entries) > MANY or sum(len(entry.frame or b"") for entry in entries) > LARGE
@@ -265,6 +266,19 @@ class SqliteStore(Store):
         self._closed = True
         await self._writer.close()  # first: the last connection removes the WAL, and the writer may still open the file
         await asyncio.get_running_loop().run_in_executor(None, self._reader.close)
+
+
+def _light(group: Group) -> bool:
+    """True for one plain checkpoint of usual size that follows another entry: nearly every write."""
+    if group.create is not None or group.only_stale or group.only_orphan is not None:
+        return False
+    if group.heartbeat or group.state or group.body is not None or group.labels is not None:
+        return False
+    entry = group.entries[0]
+    if entry.labels:
+        return False
+    usual = entry.frame is None or len(entry.frame) <= LARGE
+    return usual and entry.kind in PLAIN_KINDS and len(group.entries) == 1
 
 
 def _shrink(connection: apsw.Connection) -> None:

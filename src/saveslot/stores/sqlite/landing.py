@@ -13,7 +13,7 @@ import apsw
 from saveslot.errors import Corrupt
 from saveslot.stores.sqlite.file import Uptime
 from saveslot.stores.sqlite.reading import Reading, append_id, last_entry
-from saveslot.stores.sqlite.rows import COLUMNS, GONE, HEADER, entry_values, gone, label_rows, labels_text, search_text
+from saveslot.stores.sqlite.rows import COLUMNS, GONE, HEADER, gone, label_rows, labels_text, search_text
 from saveslot.values.kinds import PLAIN_KINDS
 from saveslot.values.log import ID, Entry, Group, Outcome, Row, Verdict, judged
 
@@ -21,7 +21,7 @@ from saveslot.values.log import ID, Entry, Group, Outcome, Row, Verdict, judged
 MANY, LARGE = 32, 256 * 1024
 _THERE = {Outcome.APPENDED, Outcome.ALREADY}
 
-# Values are numbered as in `entry_values`; {} gives `alive`.
+# Values are numbered as in `_values`; {} gives `alive`.
 _ENTRY = f"""
 checkpoints (key, {HEADER}, frame) values (?1, ?4, ?5, ?6, ?7, iif(?8 > 0, ?8, ?3 + ?8), {{}},
   ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)"""
@@ -67,7 +67,7 @@ class Landing:
         if not isinstance(work, Group):
             return work(connection)
         entry, now = work.entries[0], self._clock()
-        connection.execute(_FOLLOW, entry_values(work.key, work.prev, now, entry))
+        connection.execute(_FOLLOW, _values(work.key, work.prev, now, entry))
         if connection.changes():
             return Verdict(Outcome.APPENDED, [entry.time(now)])
         return self._verdict(connection, work)
@@ -120,7 +120,7 @@ class Landing:
             return False
         _label(connection, row, row.created_at or now, row.labels)
         first, *rest = group.entries
-        connection.execute(_BEGIN, entry_values(group.key, heartbeat, now, first))
+        connection.execute(_BEGIN, _values(group.key, heartbeat, now, first))
         return not rest or self._follow(connection, group, rest, first.append_id, now)
 
     def _relabel(self, connection: apsw.Connection, key: bytes, labels: dict[str, str] | None) -> None:
@@ -140,7 +140,7 @@ class Landing:
         self, connection: apsw.Connection, group: Group, entries: list[Entry], prev: bytes | None, now: int
     ) -> bool:
         for entry in entries:
-            connection.execute(_FOLLOW, entry_values(group.key, prev, now, entry))
+            connection.execute(_FOLLOW, _values(group.key, prev, now, entry))
             if not connection.changes():
                 if entry is not group.entries[0]:  # no other writer can have followed our own entry
                     raise Corrupt(self._path, f"entry {entry.seq} of {group.key.hex()} follows a gap")
@@ -201,6 +201,15 @@ class Landing:
         return Verdict(Outcome.ALREADY, times, heartbeat=0 if row is None else row.heartbeat)
 
 
+def _values(key: bytes, prev: Any, now: int, entry: Entry) -> tuple[Any, ...]:
+    """The values of an entry after `prev`; statements refer to them by number, 1 to 19."""
+    return (
+        key, prev, now, entry.seq, entry.append_id, entry.kind, entry.name, entry.at, entry.sign, entry.fence,
+        entry.lease, entry.data_seq, entry.about_seq, entry.recipe, entry.digest, entry.note,
+        entry.request or None, entry.base, entry.frame,
+    )  # fmt: skip
+
+
 def _changes(group: Group, now: int) -> dict[str, Any]:
     """The columns of the session's row that a group writes, except fence, lease and owner."""
     columns = {
@@ -226,19 +235,6 @@ def _plain(group: Group) -> bool:
     """True if a group has only checkpoints, which leave the session's row as it is: one row written, not two."""
     changes = group.heartbeat or group.state or group.body is not None or group.labels is not None
     return not changes and PLAIN_KINDS.issuperset([entry.kind for entry in group.entries])
-
-
-def light(group: Group) -> bool:
-    """True for one plain checkpoint of usual size that follows another entry: nearly every write."""
-    if group.create is not None or group.only_stale or group.only_orphan is not None:
-        return False
-    if group.heartbeat or group.state or group.body is not None or group.labels is not None:
-        return False
-    entry = group.entries[0]
-    if entry.labels:
-        return False
-    usual = entry.frame is None or len(entry.frame) <= LARGE
-    return usual and entry.kind in PLAIN_KINDS and len(group.entries) == 1
 
 
 def _label(connection: apsw.Connection, row: Row, created_at: int, labels: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ import apsw
 import msgspec
 
 from saveslot.stores import stored
-from saveslot.values.log import Entry, Row
+from saveslot.values.log import Row
 
 HEADER = "seq, append_id, kind, name, at, alive, fence, lease, data_seq, about_seq, recipe, digest, note, request, base"
 SIZE = "coalesce(length(frame), 0) + coalesce(length(note), 0)"
@@ -70,15 +70,6 @@ def _as_bytes(text: str) -> str:
 def to_row(row: Sequence[Any], now: int) -> Row:
     *columns, deleted_at = row
     return stored.to_row((*columns, now, deleted_at))
-
-
-def entry_values(key: bytes, prev: Any, now: int, entry: Entry) -> tuple[Any, ...]:
-    """The values of an entry after `prev`; statements refer to them by number, 1 to 19."""
-    return (
-        key, prev, now, entry.seq, entry.append_id, entry.kind, entry.name, entry.at, entry.sign, entry.fence,
-        entry.lease, entry.data_seq, entry.about_seq, entry.recipe, entry.digest, entry.note,
-        entry.request or None, entry.base, entry.frame,
-    )  # fmt: skip
 
 
 def labels_text(labels: dict[str, str]) -> str:

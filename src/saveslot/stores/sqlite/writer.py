@@ -90,6 +90,7 @@ class Writer:
         if heavy:
             self._leave(loop, [job])
         elif (results := self._alone(work, single=single)) is not None:
+            self._announce()
             _answer([(job, results[0])])
         else:
             self._forming.append(job)
@@ -98,7 +99,10 @@ class Writer:
         return answer
 
     def at_once(self, statement: Work) -> Any | None:
-        """Run a single statement now and return its result; None if it has to be submitted. (Saves a future: 2 us.)"""
+        """Run a single statement now and return its result; None if it has to be submitted. (Saves a future: 2 us.)
+
+        The caller announces it.
+        """
         results = self._alone(statement, single=True)
         return None if results is None else results[0]
 
@@ -136,6 +140,8 @@ class Writer:
         if results is None:
             self._leave(loop, batch)
         else:
+            if batch:
+                self._announce()
             _answer(zip(batch, results, strict=True))
 
     def _leave(self, loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
@@ -175,7 +181,6 @@ class Writer:
             return None
         finally:
             self._baton.release()
-        self._announce()
         if self._wal_pages >= self._next_checkpoint:
             self._leave(running(), [])
         return results

@@ -30,8 +30,9 @@ class Bells:
         if self._heard:
             self._any.set()
             self._any, self._heard = asyncio.Event(), False
-        for key in list(self._own) if keys is None else keys:
-            self.ring_for(key)
+        if self._own:
+            for key in list(self._own) if keys is None else keys:
+                self.ring_for(key)
 
     def ring_for(self, key: bytes) -> None:
         """Wake only the watchers of this session."""
