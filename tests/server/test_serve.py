@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+import saveslot
 from saveslot.cli import main
 from saveslot.errors import Forbidden, InvalidInput, NotFound, from_dict
 from tests.server.conftest import serving
@@ -22,8 +23,11 @@ def test_it_answers_and_ends_when_told(tmp_path):
 
 
 def test_me_without_tokens(served):
-    """Without tokens, a caller on this machine may do everything."""
-    assert served.request("GET", "/v1/me").json == {"name": "", "scope": "admin", "namespaces": None}
+    """Without tokens, a caller on this machine may do everything; the answer also says what the server is."""
+    me = served.request("GET", "/v1/me").json
+    assert (me["name"], me["scope"], me["namespaces"]) == ("", "admin", None)
+    assert (me["version"], me["store"], me["hot"], me["worker_ttl"]) == (saveslot.__version__, "sqlite", False, 20)
+    assert me["streams"] < me["limits"]["streams"]
 
 
 @pytest.mark.parametrize(

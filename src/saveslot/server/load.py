@@ -48,9 +48,9 @@ _OTHERS = bytes(byte for byte in range(256) if byte not in _MARKS)
 
 class Room:
     def __init__(self, calls: int = CALLS, streams: int = STREAMS, most: int = BYTES) -> None:
-        self._most = {False: calls, True: streams}
+        self.most = {False: calls, True: streams}  # by whether they are streams
         self._bytes = most
-        self.open = {False: 0, True: 0}  # requests, by whether they are streams
+        self.open = {False: 0, True: 0}
         self._of = Counter[tuple[bool, str]]()  # the same of each token
         self.held = 0  # bytes of bodies
         self.refused = 0
@@ -58,7 +58,7 @@ class Room:
 
     def enter(self, token: str, *, stream: bool) -> None:
         """Count a request or stream. `token`: the caller's; "" without one, and then there is no share."""
-        most, what = self._most[stream], "streams" if stream else "requests"
+        most, what = self.most[stream], "streams" if stream else "requests"
         share = max(1, most // SHARE)
         if self.open[stream] >= most:
             self.refused += 1
