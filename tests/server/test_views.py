@@ -114,3 +114,31 @@ def test_previews(filled):
     assert answer.headers["etag"] == f'"{answer.json["version"]}"'
     assert [effect["name"] for effect in answer.json["effects"]] == ["ask"]
     assert filled.request("GET", "/v1/thin").json["checkpoints"] == 0
+
+
+def test_newest_entries(filled, served):
+    """Newest first over all sessions, with the fields of an event, narrowed by kind, name, agent type and session."""
+    whole = filled.request("GET", "/v1/entries").json
+    assert [(item["session_id"], item["seq"]) for item in whole["items"]] == [("a/b", n) for n in range(6, 0, -1)]
+    newest = whole["items"][0]
+    assert (newest["kind"], newest["agent_type"], newest["state"], newest["owner"]) == (
+        "released",
+        "tutor",
+        "active",
+        None,
+    )
+    ns = {"saveslot_namespace": "newest"}
+    for one, agent in (("x", "tutor"), ("y", "booker")):
+        served.request("POST", "/v1/sessions", {"agent_type": agent, "session_id": one}, **ns)
+    for one, name in (("x", "a"), ("y", "b"), ("x", "c")):
+        served.request("POST", f"/v1/sessions/{one}/checkpoints", {"name": name}, **ns)
+
+    def seen(query: str) -> list[tuple[str, int, str]]:
+        items = served.request("GET", f"/v1/entries?{query}", **ns).json["items"]
+        return [(item["session_id"], item["seq"], item["name"]) for item in items]
+
+    assert seen("kind=checkpoint") == [("x", 3, "c"), ("y", 2, "b"), ("x", 2, "a")]
+    assert seen("kind=checkpoint&limit=1") == [("x", 3, "c")]
+    assert seen("name=a&name=b") == [("y", 2, "b"), ("x", 2, "a")]
+    assert seen("agent_type=booker&kind=checkpoint") == seen("session_id=y&kind=checkpoint") == [("y", 2, "b")]
+    assert served.request("GET", "/v1/entries?kind=nothing", **ns).status == 422

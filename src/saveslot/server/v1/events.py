@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from saveslot.errors import HistoryLost, SaveslotError
 from saveslot.manager.headers import as_kinds
+from saveslot.manager.recent import MOST, Recent, recent
 from saveslot.server.call import Call, encoded
 from saveslot.server.digests import Digest, as_interval
 from saveslot.server.feeds import Feed, Filter, Listener, News, feed_of
@@ -36,6 +37,8 @@ SINCE = Header("Last-Event-ID", "The `id` of the last event that you have: the s
 
 # Seconds between two signs of life; a client that takes nothing for as long as the second is cut.
 HEARTBEAT, STUCK = 15.0, 30.0
+# Names and agent types of one request: each is a query of its own.
+NAMES = 20
 # Milliseconds after which a browser reconnects.
 RETRY = 1000
 
@@ -56,6 +59,18 @@ class WatchingAll(Watching, kw_only=True):
     digest: Annotated[
         str | None, Meta(description="`1s`: instead of entries one `event: digest` that often, if something is new.")
     ] = None
+
+
+class Newest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which of the newest entries; an empty list means all."""
+
+    kind: Annotated[list[str], Meta(description="Of these kinds; repeatable.")] = []
+    name: Annotated[list[str], Meta(max_length=NAMES, description="Of these names; repeatable.")] = []
+    agent_type: Annotated[
+        list[str], Meta(max_length=NAMES, description="Sessions of these agent types; repeatable.")
+    ] = []
+    session_id: Annotated[list[str], Meta(max_length=MOST, description="These sessions; repeatable.")] = []
+    limit: Annotated[int, Meta(ge=1, le=MOST)] = 100
 
 
 class Appended(Struct):
@@ -222,6 +237,19 @@ async def watch_session(call: Call) -> Response:
     return await _stream(call, query, wanted)
 
 
+async def newest_entries(call: Call) -> Response:
+    query: Newest = call.query
+    page = await recent(
+        call.sessions,
+        kinds=query.kind,
+        names=query.name,
+        agent_types=query.agent_type,
+        session_ids=query.session_id,
+        limit=query.limit,
+    )
+    return call.json(page.to_dict())
+
+
 async def _stream(
     call: Call, query: Watching, wanted: Filter, *, owners: bool = False, digest: Digest | None = None
 ) -> Response:
@@ -287,6 +315,16 @@ ROUTES = [
         sends=SENT,
         tag=TAG,
         description="Without Last-Event-ID the stream begins now.",
+    ),
+    Route(
+        "GET",
+        "/v1/entries",
+        "read",
+        newest_entries,
+        "The newest entries of all sessions, newest first: what a stream of events begins after.",
+        gives=Recent,
+        query=Newest,
+        tag=TAG,
     ),
     Route(
         "GET",
