@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from saveslot.manager.log_pages import StepStatus, Target, held_now, step_status
 from saveslot.manager.outlook import verbs
 from saveslot.manager.parts import OPERATIONS, Comparison, compare
@@ -99,17 +101,41 @@ class ThinPreview(Answer, frozen=True):
     bytes: int
     pinned: int  # checkpoints that are kept because they are pinned
     sample: list[Drop]  # those that would lose the most
+    rules: dict[str, dict[str, Any]]  # by agent type, `*` for all others; a session's own rule counts first
     looked_at: int  # sessions, those created last
     as_of: Time | None
 
 
 async def thin_preview(sessions: Space, *, looked: int = LOOKED, samples: int = SAMPLES) -> ThinPreview:
     """Return what retention would drop of the sessions created last. Reads headers only."""
-    looked, samples = min(as_count(looked, "looked", 1), LOOKED), as_count(samples, "samples")
+    samples = as_count(samples, "samples")
+    found = await drops(sessions, looked=looked)
+    most = sorted(found.drops, key=lambda drop: -len(drop.drop))[:samples]
+    return ThinPreview(
+        len(found.drops),
+        sum(len(drop.drop) for drop in found.drops),
+        sum(drop.bytes for drop in found.drops),
+        found.pinned,
+        most,
+        {name: rule.to_dict() for name, rule in sessions.engine.rules.items()},
+        found.looked_at,
+        moment(found.now) if found.now else None,
+    )
+
+
+class Drops(NamedTuple):
+    drops: list[Drop]
+    pinned: int
+    looked_at: int
+    now: int
+
+
+async def drops(sessions: Space, *, looked: int = LOOKED) -> Drops:
+    """Find what retention would drop of the sessions created last."""
     vault = sessions.engine.vault
-    rows = await vault.find(Query(namespace=sessions.namespace), None, looked)
+    rows = await vault.find(Query(namespace=sessions.namespace), None, min(as_count(looked, "looked", 1), LOOKED))
     heads = await vault.heads([row.key for row in rows]) if rows else []
-    drops: list[Drop] = []
+    found: list[Drop] = []
     pinned = 0
     for head in heads:
         if head is None or head.row.locked is not None:
@@ -117,15 +143,5 @@ async def thin_preview(sessions: Space, *, looked: int = LOOKED, samples: int = 
         seqs, weight, kept = await dropped(sessions, head)
         pinned += kept
         if seqs:
-            drops.append(Drop(head.row.session_id, head.row.agent_type, seqs, weight))
-    most = sorted(drops, key=lambda drop: -len(drop.drop))[:samples]
-    now = max((head.row.now for head in heads if head is not None), default=0)
-    return ThinPreview(
-        len(drops),
-        sum(len(drop.drop) for drop in drops),
-        sum(drop.bytes for drop in drops),
-        pinned,
-        most,
-        len(rows),
-        moment(now) if now else None,
-    )
+            found.append(Drop(head.row.session_id, head.row.agent_type, seqs, weight))
+    return Drops(found, pinned, len(rows), max((head.row.now for head in heads if head is not None), default=0))

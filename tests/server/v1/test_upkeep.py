@@ -67,6 +67,37 @@ def test_thin(served):
     assert names == ["session_created", "c4", "c5"]
 
 
+def test_thin_takes_the_number_that_was_shown(served):
+    """Thinning of many sessions is a dry run by default; it takes its count, and leaves out what a worker holds."""
+    ns = {"saveslot_namespace": "thin"}
+    rule = {"keep_first": 0, "keep_last": 1, "keep_latest_per_name": False}
+    for one in ("idle", "held"):
+        body = {"agent_type": "a", "session_id": one, "metadata": {"saveslot.retention": rule}}
+        assert served.request("POST", "/v1/sessions", body, **ns).status == 201
+        for n in range(3):
+            path = f"/v1/sessions/{one}/checkpoints"
+            assert served.request("POST", path, {"name": f"c{n}", "data": {"n": n}}, **ns).status == 201
+    assert served.request("POST", "/v1/sessions/held/lease", {}, **ns).status == 201
+    shown = served.request("GET", "/v1/thin", **ns).json
+    assert (shown["sessions"], shown["checkpoints"]) == (2, 4)
+    assert shown["rules"]["*"]["keep_last"] == 20
+    seen = served.request("POST", "/v1/thin", {}, **ns).json
+    assert (seen["dry_run"], sorted(seen["sessions"]), seen["count"], seen["checkpoints"]) == (
+        True,
+        ["held", "idle"],
+        2,
+        4,
+    )
+    assert served.request("POST", "/v1/thin", {"dry_run": False}, **ns).status == 422
+    assert served.request("POST", "/v1/thin", {"dry_run": False, "count": 3}, **ns).status == 409
+    assert served.request("GET", "/v1/thin", **ns).json["checkpoints"] == 4
+    done = served.request("POST", "/v1/thin", {"dry_run": False, "count": 2}, **ns).json
+    assert (done["sessions"], done["checkpoints"]) == (["idle"], 2)
+    assert [(one["id"], one["code"]) for one in done["refused"]] == [("held", "lease_held")]
+    names = [item["name"] for item in served.request("GET", "/v1/sessions/idle/checkpoints", **ns).json["items"]]
+    assert names == ["session_created", "c2"]
+
+
 def test_erase_and_audit(served):
     """What is erased cannot be read; its audit trail stays, verified, and says that it was erased."""
     created(served, "private", "secret", user_id="anna-to-erase")

@@ -1,7 +1,7 @@
-"""Retention, erasing and audit: `/v1/gc`, `/v1/erase`, `/v1/sessions/{id}/thin` and `/audit`.
+"""Retention, erasing and audit: `/v1/gc`, `/v1/thin`, `/v1/erase`, `/v1/sessions/{id}/thin` and `/audit`.
 
-What cannot be undone is a dry run unless the request says otherwise; `gc` then takes the number of sessions that the
-dry run showed, and does nothing if it is another one by now.
+What cannot be undone is a dry run unless the request says otherwise; on many sessions it then takes the number of
+sessions that the dry run showed, and does nothing if it is another one by now.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from saveslot.errors import Conflict, InvalidInput
+from saveslot.errors import Conflict, InvalidInput, LeaseHeld, LeaseLost, NotFound
 from saveslot.manager.audit import AuditLine
 from saveslot.manager.gc import AGE, TOMBSTONES
+from saveslot.manager.preview import LOOKED, Drop, drops
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
 from saveslot.session.retention import Retention
+from saveslot.values.checks import Data
 from saveslot.values.lifecycle import COMPLETED, FAILED
 
 TAG = "Retention and privacy"
@@ -69,6 +71,33 @@ class ThinnedSession(Struct):
     freed_bytes: int
 
 
+class ThinningAll(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Thin the sessions created last, each by its own rule or that of its agent type."""
+
+    looked: Annotated[int, Meta(ge=1, le=LOOKED, description="Newest sessions that are looked at.")] = LOOKED
+    dry_run: DryRun = True
+    count: Annotated[int | None, Meta(description="The sessions that the dry run counted: needed to thin.")] = None
+
+
+class Refused(Struct):
+    """A session that was left as it is."""
+
+    id: str
+    code: str
+    message: str
+
+
+class ThinnedAll(Struct):
+    """Ids of sessions that lose checkpoints, how many, and the bytes freed once their frames are emptied."""
+
+    dry_run: bool
+    sessions: list[str]
+    count: int
+    checkpoints: int
+    bytes: int
+    refused: list[Refused]
+
+
 class Erasure(Struct, forbid_unknown_fields=True, kw_only=True):
     """A session, or a user's sessions and all their forks."""
 
@@ -109,10 +138,7 @@ async def gc(call: Call) -> Response:
     plan = await call.sessions.gc(content.older_than, states, grace=content.grace, dry_run=True)
     if content.dry_run:
         return call.json(plan.to_dict())
-    if content.count is None:
-        raise InvalidInput("count", "is needed to purge: the `count` of a dry run")
-    if content.count != plan.count:
-        raise Conflict(f"{plan.count} sessions would be purged now, not {content.count}; look at them again")
+    _require_seen(content.count, plan.count, "would be purged")
     purged = await call.sessions.gc(content.older_than, states, grace=content.grace)
     return call.json(purged.to_dict())
 
@@ -130,6 +156,46 @@ async def thin(call: Call) -> Response:
     session_id = call.path["id"]
     done = await call.sessions.thin(session_id, None if rule.keeps_all else rule, dry_run=content.dry_run)
     return call.json({"session_id": session_id, "dry_run": content.dry_run, **done.to_dict()})
+
+
+async def thin_all(call: Call) -> Response:
+    content: ThinningAll = call.content
+    found = (await drops(call.sessions, looked=content.looked)).drops
+    refused: list[Data] = []
+    if not content.dry_run:
+        _require_seen(content.count, len(found), "would lose checkpoints")
+        found, refused = await _thinned(call, found)
+    body = {
+        "dry_run": content.dry_run,
+        "sessions": [drop.id for drop in found],
+        "count": len(found),
+        "checkpoints": sum(len(drop.drop) for drop in found),
+        "bytes": sum(drop.bytes for drop in found),
+        "refused": refused,
+    }
+    return call.json(body)
+
+
+async def _thinned(call: Call, found: list[Drop]) -> tuple[list[Drop], list[Data]]:
+    """Thin these sessions; return those that were, and why others were not."""
+    done: list[Drop] = []
+    refused: list[Data] = []
+    for drop in found:
+        try:
+            await call.sessions.thin(drop.id)
+        except (Conflict, LeaseHeld, LeaseLost, NotFound) as exc:  # its owner saves, or it was deleted meanwhile
+            refused.append({"id": drop.id, "code": exc.code, "message": str(exc)})
+        else:
+            done.append(drop)
+    return done, refused
+
+
+def _require_seen(count: int | None, now: int, what: str) -> None:
+    """Raise unless the caller has seen in a dry run how many sessions this is about."""
+    if count is None:
+        raise InvalidInput("count", "is needed: the `count` of a dry run")
+    if count != now:
+        raise Conflict(f"{now} sessions {what} now, not {count}; look at them again")
 
 
 async def erase(call: Call) -> Response:
@@ -165,6 +231,18 @@ ROUTES = [
         takes=Thinning,
         gives=ThinnedSession,
         errors=("conflict", "lease_held"),
+        long=True,
+        tag=TAG,
+    ),
+    Route(
+        "POST",
+        "/v1/thin",
+        "admin",
+        thin_all,
+        "Drop the checkpoints that retention does not keep, of the sessions created last.",
+        takes=ThinningAll,
+        gives=ThinnedAll,
+        errors=("conflict",),
         long=True,
         tag=TAG,
     ),
