@@ -64,12 +64,14 @@ class News(msgspec.Struct, frozen=True):
     text: bytes
     state: str = ""
     owner: str | None = None
+    size: int | None = None  # bytes of the entry; None if it was not read
 
     def touched(self) -> Data:
         """What a digest says of the session."""
         event = self.event
         known = {"id": event.session_id, "seq": event.seq, "kind": event.kind, "name": event.name}
-        return {**known, "state": self.state, "owner": self.owner, "agent_type": self.agent_type}
+        now = {"state": self.state, "owner": self.owner, "agent_type": self.agent_type}
+        return {**known, "timestamp": event.timestamp.isoformat(), "bytes": self.size, **now}
 
 
 class Listener:
@@ -255,7 +257,7 @@ def _silence(kind: str, data: Data) -> News:
 def _news(event: Event, known: Data, size: int | None) -> News:
     data = encoded({**event.to_dict(), **known, "bytes": size})
     text = b"id: %b\nevent: entry\ndata: %b\n\n" % (event.cursor.encode(), data)
-    return News(event, known["agent_type"], text, known["state"], known["owner"])
+    return News(event, known["agent_type"], text, known["state"], known["owner"], size)
 
 
 _feeds: WeakKeyDictionary[Engine, dict[str, Feed]] = WeakKeyDictionary()

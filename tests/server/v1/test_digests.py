@@ -30,6 +30,8 @@ def test_a_digest_counts_and_names(served, watch):  # noqa: F811
         count += data["counts_by_kind"]["checkpoint"]
         [last] = data["touched"]
     assert (count, last["id"], last["seq"], last["name"], last["state"]) == (10, "digested", 11, "n9", "active")
+    [newest] = served.request("GET", "/v1/sessions/digested/log?limit=1").json["items"]
+    assert (last["timestamp"], last["bytes"]) == (newest["at"], newest["bytes"])
     saved(served, "digested", "later")
     again = watch("/v1/events?digest=1s&session_id=digested", last_event_id=stream.last)
     assert next(again.blocks())[1]["counts_by_kind"] == {"checkpoint": 1}
