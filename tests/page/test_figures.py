@@ -72,10 +72,11 @@ def test_gc_is_a_dry_run_until_its_number_is_typed(watched, url):
     call(url, "POST", "/sessions/trip-lisbon-cheap/complete", {})
     page = watched.open("/storage")
     panel = page.get_by_role("region", name="What would go")
-    expect(panel).to_contain_text("Nothing is old enough to go.")
+    going = panel.locator("tr", has_text="gc")
+    expect(going.get_by_role("cell").nth(0)).to_have_text("0")
     page.route("**/v1/gc", aged)
     panel.get_by_role("button", name="Run again").click()
-    expect(panel).to_contain_text("2 ended sessions and 0 deleted ones would go")
+    expect(going.get_by_role("cell").nth(0)).to_have_text("2")
     panel.get_by_role("button", name="Purge…").click()
     dialog = page.get_by_role("dialog")
     verb = dialog.get_by_role("button", name="Purge 2 sessions")
@@ -86,6 +87,43 @@ def test_gc_is_a_dry_run_until_its_number_is_typed(watched, url):
     verb.click()
     expect(dialog.get_by_role("alert")).to_contain_text("3 sessions would be purged now, not 2")
     assert len(get(url, "/sessions")["items"]) == 5
+
+
+def test_thinning_is_a_dry_run_until_its_number_is_typed(watched, url):
+    """Rules, numbers and an example tape first; then exactly what was shown goes, and another number is refused."""
+    watched.expected = ["409"]
+    rule = {"keep_first": 0, "keep_last": 1, "keep_latest_per_name": False}
+    for one in ("a", "b"):
+        body = {"agent_type": "x", "session_id": f"thin-{one}", "metadata": {"saveslot.retention": rule}}
+        call(url, "POST", "/sessions", body)
+    for n in range(4):
+        call(url, "POST", "/sessions/thin-a/checkpoints", {"name": f"c{n}", "data": {"n": n}})
+    page = watched.open("/storage")
+    panel = page.get_by_role("region", name="What would go")
+    row = panel.locator("tr", has_text="thin")
+    expect(row.get_by_role("cell").nth(0)).to_have_text("1")
+    expect(row.get_by_role("cell").nth(1)).to_have_text("3")
+    expect(panel).to_contain_text("For example thin-a: 3 of 4 checkpoints would go")
+    expect(panel.locator(".notch.thinned")).to_have_count(3)
+    expect(page.get_by_role("region", name="Rules")).to_contain_text("30 days after the end")
+    row.get_by_role("button", name="Thin…").click()
+    dialog = page.get_by_role("dialog")
+    verb = dialog.get_by_role("button", name="Thin 1 session")
+    expect(verb).to_be_disabled()
+    for n in range(2):
+        call(url, "POST", "/sessions/thin-b/checkpoints", {"name": f"c{n}", "data": {"n": n}})
+    dialog.get_by_role("textbox").fill("1")
+    verb.click()
+    expect(dialog.get_by_role("alert")).to_contain_text("2 sessions would lose checkpoints now, not 1")
+    assert get(url, "/thin")["checkpoints"] == 4
+    dialog.get_by_role("button", name="Cancel").click()
+    panel.get_by_role("button", name="Run again").click()
+    expect(row.get_by_role("cell").nth(0)).to_have_text("2")
+    row.get_by_role("button", name="Thin…").click()
+    dialog.get_by_role("textbox").fill("2")
+    dialog.get_by_role("button", name="Thin 2 sessions").click()
+    expect(page.locator(".toast")).to_contain_text("Thinned 2 sessions.")
+    assert get(url, "/thin")["checkpoints"] == 0
 
 
 def aged(route):

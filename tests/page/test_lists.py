@@ -90,7 +90,7 @@ def test_search_facets_and_url_agree(watched, url):
 def test_new_sessions_and_changes_appear(watched, url):
     """What other writers do shows by itself, in the list and in the tail."""
     events = watched.open("/events")
-    expect(events.get_by_text("Waiting for the next entry.")).to_be_visible()
+    expect(events.locator(".event-rows li").first).to_be_visible()
     page = watched.open("/sessions")
     expect(page.locator("tr.row")).to_have_count(5)
     events.wait_for_timeout(1000)
@@ -102,7 +102,7 @@ def test_new_sessions_and_changes_appear(watched, url):
     post(url, "/sessions/lesson-1/checkpoints", {"name": "hinted", "put": {"n": 2}})
     expect(events.get_by_text("1 entry waits")).to_be_visible()
     events.keyboard.press(" ")
-    expect(events.locator(".event-rows li", has_text="hinted")).to_have_count(1)
+    expect(events.locator(".event-rows li", has_text="lesson-1").filter(has_text="hinted")).to_have_count(1)
 
 
 def test_palette_finds_sessions_and_does_things(watched):
@@ -140,3 +140,32 @@ def test_bulk_verbs_say_who_was_refused(watched, url):
     assert sorted(states.values()) == ["failed", "failed", "paused", "paused", "paused"]
     page.keyboard.press("Escape")
     expect(bar).to_have_count(0)
+
+
+def test_events_begin_with_the_past(watched, url):
+    """A tail where nothing happens shows the newest entries, those of its filter, and none twice when more come."""
+    page = watched.open("/events?kind=trouble")
+    rows = page.locator(".event-rows li")
+    expect(rows.first).to_be_visible()
+    kinds = set(rows.locator(".e-kind").all_inner_texts())
+    assert kinds <= {"failed", "step failed", "claimed", "cancelled"}
+    page.goto(f"{url}/events")
+    written = get(url, "/entries?limit=200")["items"]
+    expect(rows).to_have_count(len(written))
+    post(url, "/sessions/trip-lisbon/checkpoints", {"name": "one_more", "put": {"n": 1}})
+    expect(rows.first).to_contain_text("one_more")
+    expect(rows).to_have_count(len(written) + 1)
+
+
+def test_facets_are_a_sheet_on_a_phone(watched, url):
+    """Where there is no room beside the list, a button opens the facets; they narrow the list behind the dialog."""
+    page = watched.open("/sessions", viewport={"width": 390, "height": 844})
+    expect(page.locator("tr.row")).to_have_count(5)
+    expect(page.locator(".list-columns > .facets")).to_be_hidden()
+    page.get_by_role("button", name="Filters").click()
+    page.get_by_role("dialog").get_by_role("button", name="failed").click()
+    expect(page.get_by_role("dialog").get_by_role("status")).to_have_text("2 sessions")
+    page.get_by_role("button", name="Show the list").click()
+    expect(page.locator("tr.row")).to_have_count(2)
+    expect(page.get_by_role("button", name="Filters 1")).to_be_visible()
+    expect(page).to_have_url(f"{url}/sessions?state=failed")

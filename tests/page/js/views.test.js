@@ -19,6 +19,11 @@ const { treeRows } = await import(`${page}/tree.js`);
 const { wordDiff } = await import(`${page}/words.js`);
 const { grouped, needs } = await import(`${page}/now.js`);
 const { eventFilters } = await import(`${page}/events.js`);
+const { labelPlaces } = await import(`${page}/charts.js`);
+const { merged } = await import(`${page}/event_rows.js`);
+const { changesOf } = await import(`${page}/labels.js`);
+const { recipeText } = await import(`${page}/raw.js`);
+const { keeps, when } = await import(`${page}/retention.js`);
 const { quoted } = await import(`${page}/copy.js`);
 
 test("an effect runs again once after several changes, and not at all after it was ended", () => {
@@ -162,4 +167,39 @@ test("parts of a large state stand in their place, and those read before them st
   assert.deepEqual(withPart(first, "/docs", { value: [3, 4], start: 2 }).docs, [1, 2, 3, 4]);
   assert.deepEqual(withPart(outline, "/a~1b/inner", { value: { x: 1 }, start: 0 })["a/b"], { inner: { x: 1 } });
   assert.equal(outline.docs.size, 4);
+});
+
+test("entries that were read and come again as news are shown once, newest first", () => {
+  const entry = (id, seq) => ({ session_id: id, seq });
+  const list = merged([entry("a", 3)], [entry("a", 3), entry("b", 1), entry("a", 2)], 3);
+  assert.deepEqual(list.map(({ session_id: id, seq }) => `${id}${seq}`), ["a3", "b1", "a2"]);
+  assert.equal(merged([entry("a", 4)], list, 3).length, 3);
+});
+
+test("changes of labels name what was added, changed and removed, whatever the names", () => {
+  assert.deepEqual(changesOf({ a: "1", b: "2", c: "3" }, { a: "1", b: "5", d: "4" }), { c: null, b: "5", d: "4" });
+  assert.deepEqual(changesOf({ a: "1" }, { a: "1" }), {});
+  assert.deepEqual(Object.entries(changesOf({}, JSON.parse('{"__proto__": "x"}'))), [["__proto__", "x"]]);
+});
+
+test("a rule says what it keeps and when", () => {
+  assert.deepEqual([keeps({}), when({})], ["all", "–"]);
+  const rule = { keep_last: 20, compress_after: 50, max_checkpoints: 100, after_end: 30 * 86400 };
+  assert.equal(keeps(rule), "all up to 50; over that the first, the last 20, the newest of each name; at most 100");
+  assert.equal(when(rule), "30 days after the end");
+  assert.equal(keeps({ keep_first: 0, keep_latest_per_name: false, keep_last: 1, max_age: 86400 }), "the last; none older than 1 d 0 h");
+});
+
+test("a recipe names its keyframe and counts its patches", () => {
+  const frames = [{ seq: 3, kind: "keyframe", bytes: 900 }, { seq: 5, kind: "short", bytes: 60 }, { seq: 7, kind: "long", bytes: 40 }];
+  assert.equal(recipeText({ frames, stored_bytes: 1000, state_bytes: 1500, digest: "" }), "keyframe 3 and 2 patches, 1.0 KB stored for 1.5 KB");
+  assert.equal(recipeText({ frames: frames.slice(0, 1), stored_bytes: 900, state_bytes: 900, digest: "" }), "keyframe 3, 900 B stored for 900 B");
+});
+
+test("labels of a chart stand beside their lines, inside it, and never one over another", () => {
+  const places = (...xs) => labelPlaces(xs).map(({ row, left }) => `${row}${left ? "l" : "r"}`);
+  assert.deepEqual(places(0.1, 0.9), ["0r", "0l"]);
+  assert.deepEqual(places(0.3, 0.4), ["0r", "1r"]);
+  assert.deepEqual(places(0.5, 0.95), ["0r", "1l"]);
+  assert.deepEqual(places(0.95), ["0l"]);
 });

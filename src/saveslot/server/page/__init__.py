@@ -1,13 +1,15 @@
 """The web page: its files, as ES modules without a build step.
 
 `/` and the page's other places are one document. It names its files below a digest over all of them, so a browser keeps
-them for good and asks only whether the document changed. The page is a client of `/v1` like any other.
+them for good and asks only whether the document changed. Each place's document hints at the modules that its screen
+needs; the page loads those of other screens later. The page is a client of `/v1` like any other.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +21,19 @@ from saveslot.server.call import Call
 from saveslot.server.routes import Route
 
 TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
-# Places that exist; each is the same document, and the page shows what the URL says.
-PLACES = ("/", "/sessions", "/sessions/{id}", "/compare", "/storage", "/analytics", "/events", "/settings")
+# Places that exist, and the module of each one's screen, which app.js imports.
+PLACES = {
+    "/": "now.js",
+    "/sessions": "sessions.js",
+    "/sessions/{id}": "session.js",
+    "/compare": "compare.js",
+    "/storage": "storage.js",
+    "/analytics": "analytics.js",
+    "/events": "events.js",
+    "/settings": "settings.js",
+}
+# What a module imports before it runs. `import("./x.js")` does not match: that one is loaded later.
+IMPORT = re.compile(rb'^import .*from "\./([^"]+)";$', re.MULTILINE)
 # A year: the digest in the name changes with the content.
 FOR_GOOD = "public, max-age=31536000, immutable"
 
@@ -33,7 +46,7 @@ class File(NamedTuple):
 
 class Page(NamedTuple):
     digest: str
-    document: File
+    documents: dict[str, File]  # by place
     files: dict[str, File]
 
 
@@ -51,12 +64,26 @@ def page() -> Page:
     for name, text in [("index.html", template.encode()), *texts.items()]:
         digest.update(b"%s %d\n%s" % (name.encode(), len(text), text))
     version = digest.hexdigest()[:16]
-    # Without the hints the browser would find the modules import by import, one round trip after another.
-    modules = [name for name in texts if name.endswith(".js") and name != "theme.js"]
-    hints = "\n".join(f'  <link rel="modulepreload" href="/page/{version}/{name}">' for name in modules)
-    document = template.replace("{version}", version).replace("  {modules}", hints)
+    documents: dict[str, File] = {}
+    for place, screen in PLACES.items():
+        # Without the hints the browser would find the modules import by import, one round trip after another.
+        modules = sorted(needed(texts, ["app.js", screen]))
+        hints = "\n".join(f'  <link rel="modulepreload" href="/page/{version}/{name}">' for name in modules)
+        document = template.replace("{version}", version).replace("  {modules}", hints)
+        documents[place] = _file("text/html; charset=utf-8", document.encode())
     files = {name: _file(TYPES[Path(name).suffix], text) for name, text in texts.items()}
-    return Page(version, _file("text/html; charset=utf-8", document.encode()), files)
+    return Page(version, documents, files)
+
+
+def needed(texts: dict[str, bytes], modules: list[str]) -> set[str]:
+    """Return these modules and all that they import, directly or through others."""
+    names: set[str] = set()
+    while modules:
+        name = modules.pop()
+        if name not in names:
+            names.add(name)
+            modules += [match.decode() for match in IMPORT.findall(texts[name])]
+    return names
 
 
 async def show(call: Call) -> Response:
@@ -64,7 +91,7 @@ async def show(call: Call) -> Response:
     headers = {"etag": tag, "cache-control": "no-cache"}
     if call.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
-    return _response(call, page().document, headers)
+    return _response(call, page().documents[call.route.path], headers)
 
 
 async def send(call: Call) -> Response:

@@ -36,7 +36,7 @@ export function why(subject, verb, scope = "write") {
 }
 
 /** @param {string} version */
-const etag = (version) => `"${version}"`;
+export const etag = (version) => `"${version}"`;
 
 /** @param {Subject} subject @param {string} verb @param {unknown} [body] */
 const post = (subject, verb, body = {}) => send("POST", `${sessionPath(subject.id)}/${verb}`, { body, ifMatch: etag(subject.version), key: freshKey() });
@@ -197,7 +197,7 @@ export function cancel(subject) {
   const open = (outlook?.steps.running ?? 0) + (outlook?.steps.unknown.length ?? 0);
   ask({
     title: `Cancel ${plain(subject.id)}?`,
-    body: () => html`<p class="lead">${owner && !orphaned ? html`<b>${plain(owner.worker)}</b> is told to stop: its next verb raises <code>Cancelled</code>, unless it completes or fails the session.` : "No worker holds it: it fails at once, with the reason cancelled."}</p>
+    body: () => html`<p class="lead">${orphaned ? "Its worker is silent. It fails, with the reason cancelled, once a keeper or another worker finds that one dead, or when you release it." : owner ? html`<b>${plain(owner.worker)}</b> is told to stop: its next verb raises <code>Cancelled</code>, unless it completes or fails the session.` : "No worker holds it: it fails at once, with the reason cancelled."}</p>
       <ul class="consequences"><li>${icon("events")}<span>${open ? `${many(open, "step")} may be under way and ${open === 1 ? "is" : "are"} not undone.` : "No step is open."}</span></li></ul>`,
     copy: () => copyButtons({ cli: cli(["cancel", subject.id]), curl: curl(`/v1${sessionPath(subject.id)}/cancel`, { method: "POST", body: {} }) }),
     verb: "Cancel the session",

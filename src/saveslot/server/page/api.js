@@ -5,7 +5,7 @@ import { signal } from "./view.js";
 
 /** What the server lets this page do. @type {{value: Me | null, peek: () => Me | null}} */
 export const me = signal(/** @type {Me | null} */ (null));
-/** @typedef {{scopes: string[], namespaces: string[] | null, read_only?: boolean, version?: string, store?: string, hot?: string | null, worker_ttl?: number, limits?: Record<string, number>, name?: string}} Me */
+/** @typedef {{name: string, scope: "read" | "write" | "admin", namespaces: string[] | null, version: string, store: string, hot: boolean, worker_ttl: number, streams: number, limits: {requests: number, streams: number, body_bytes: number, state_bytes: number}}} Me */
 
 /** True while a token is needed before anything can be shown. */
 export const signedOut = signal(false);
@@ -88,11 +88,10 @@ export async function send(method, path, { query, body, ifMatch, key, headers } 
   return response.status === 204 ? null : response.json().catch(() => null);
 }
 
+const SCOPES = ["read", "write", "admin"];
 /** @param {"read" | "write" | "admin"} scope @returns {string} why it cannot be done, "" if it can */
 export function missing(scope) {
   const mine = me.value;
   if (!mine) return "";
-  if (mine.read_only && scope !== "read") return "the server is read-only";
-  const enough = { read: ["read", "write", "admin"], write: ["write", "admin"], admin: ["admin"] }[scope];
-  return mine.scopes.some((s) => enough.includes(s)) ? "" : `needs scope ${scope}`;
+  return SCOPES.indexOf(mine.scope) >= SCOPES.indexOf(scope) ? "" : `needs scope ${scope}`;
 }

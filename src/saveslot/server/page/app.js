@@ -2,57 +2,78 @@
 /** The page: a bar with the places, the screen of the place one is at, and what floats above both. */
 import { me, namespace, signedOut } from "./api.js";
 import { now } from "./clock.js";
-import { analyticsScreen } from "./analytics.js";
-import { compareScreen } from "./compare.js";
 import { ask, close, dialogView, question } from "./dialog.js";
 import { clock, plain, span } from "./format.js";
 import { brand, icon } from "./icons.js";
 import { addShortcuts, keysView } from "./keys.js";
-import { eventsScreen } from "./events.js";
-import { needing, nowScreen } from "./now.js";
+import { needing } from "./needing.js";
 import { openPalette, paletteView } from "./palette.js";
 import { go, place } from "./places.js";
-import { sessionScreen } from "./session.js";
-import { sessionsScreen } from "./sessions.js";
-import { settingsScreen } from "./settings.js";
 import { identify, signInView } from "./signin.js";
-import { storageScreen } from "./storage.js";
 import { connect, connected, gaps, lostAt } from "./stream.js";
 import { toastView, undo } from "./toast.js";
 import { effect, html, render, signal } from "./view.js";
 
 /** @typedef {{title: string, view: () => unknown, shortcuts?: () => import("./keys.js").Shortcut[], dispose: () => void}} Screen */
-/** @typedef {{path: string, name: string, key: string, icon: string, open: () => Screen}} Destination */
+/** @typedef {(id: string) => Screen} Open */
+/** @typedef {{path: string, name: string, key: string, icon: string}} Destination */
 
 /** @type {Destination[]} */
 const PLACES = [
-  { path: "/", name: "Now", key: "n", icon: "now", open: nowScreen },
-  { path: "/sessions", name: "Sessions", key: "s", icon: "sessions", open: sessionsScreen },
-  { path: "/storage", name: "Storage", key: "t", icon: "storage", open: storageScreen },
-  { path: "/analytics", name: "Analytics", key: "a", icon: "analytics", open: analyticsScreen },
-  { path: "/events", name: "Events", key: "e", icon: "events", open: eventsScreen },
+  { path: "/", name: "Now", key: "n", icon: "now" },
+  { path: "/sessions", name: "Sessions", key: "s", icon: "sessions" },
+  { path: "/storage", name: "Storage", key: "t", icon: "storage" },
+  { path: "/analytics", name: "Analytics", key: "a", icon: "analytics" },
+  { path: "/events", name: "Events", key: "e", icon: "events" },
 ];
 
-/** Places without a tab. @type {Record<string, () => Screen>} */
-const OTHERS = { "/compare": compareScreen, "/settings": settingsScreen };
+/** Screens by path. A module comes when its screen is first opened, and the others once that one is there. @type {Record<string, () => Promise<Open>>} */
+const SCREENS = {
+  "/": () => import("./now.js").then((module) => module.nowScreen),
+  "/sessions": () => import("./sessions.js").then((module) => module.sessionsScreen),
+  "/session": () => import("./session.js").then((module) => module.sessionScreen),
+  "/compare": () => import("./compare.js").then((module) => module.compareScreen),
+  "/storage": () => import("./storage.js").then((module) => module.storageScreen),
+  "/analytics": () => import("./analytics.js").then((module) => module.analyticsScreen),
+  "/events": () => import("./events.js").then((module) => module.eventsScreen),
+  "/settings": () => import("./settings.js").then((module) => module.settingsScreen),
+};
 
+/** Of the screens whose modules are loaded. @type {Map<string, Open>} */
+const opens = new Map();
 const screen = signal(/** @type {Screen | null} */ (null));
+/** Why the module of this place's screen did not come. */
+const unloaded = signal("");
 let shownKey = "";
+// Milliseconds after the first screen, when its own requests are under way.
+const LATER = 1500;
 
 /** Open the screen of the place; a place that differs in its parameters only keeps its screen. */
 function enter() {
   const { path, id, query } = place.value;
   const key = `${path} ${id} ${query.get("ns") ?? ""} ${gaps.value}`;
   if (!me.value || key === shownKey) return;
+  if (!SCREENS[path]) return go(PLACES[0].path);
   shownKey = key;
+  unloaded.value = "";
   screen.peek()?.dispose();
-  if (path === "/session") screen.value = sessionScreen(id);
-  else {
-    const open = PLACES.find((destination) => destination.path === path)?.open ?? OTHERS[path];
-    if (open) screen.value = open();
-    else go(PLACES[0].path);
-  }
+  const open = opens.get(path);
+  screen.value = open ? open(id) : null;
+  if (!open) load(path).then((loaded) => shownKey === key && (screen.value = loaded(id)), (error) => shownKey === key && (unloaded.value = String(error)));
 }
+
+/** @param {string} path */
+async function load(path) {
+  const open = await SCREENS[path]();
+  if (!opens.size) setTimeout(() => Object.keys(SCREENS).forEach((other) => load(other).catch(() => {})), LATER);
+  opens.set(path, open);
+  return open;
+}
+
+/** The server may have another version of the page by now, or not answer. */
+const waiting = () => (unloaded.value
+  ? html`<section class="panel pad missing"><h1>This screen could not be loaded</h1><p>The server may have a newer version of the page, or not answer. <span class="soft">${plain(unloaded.value)}</span></p><p><button @click=${() => location.reload()}>Reload the page</button></p></section>`
+  : html`<div class="grey-bars" aria-hidden="true"><i></i><i></i><i></i></div>`);
 
 const toggleTheme = () => {
   const { dataset } = document.documentElement;
@@ -90,12 +111,12 @@ const banner = () => (connected.value ? null : html`<div class="banner" role="al
 
 const view = () => html`<a class="skip" href="#main">Skip to content</a>
   <header class="bar"><a class="brand" href="/">${brand}<b>saveslot</b></a><nav class="places" aria-label="Places">${links()}</nav><span class="push"></span>
-    ${me.value ? html`<span class="store"><b>${plain(namespace())}</b>${me.value.store ? html` · ${plain(me.value.store)}` : null}</span>${liveMark()}` : null}
+    ${me.value ? html`<span class="store"><b>${plain(namespace())}</b> · ${plain(me.value.store)}</span>${liveMark()}` : null}
     <button class="find" @click=${openPalette} aria-label="Find or do">${icon("search")}<span>Find or do</span><kbd>Ctrl K</kbd></button>
     <button class="icon-button" @click=${toggleTheme} aria-label="Switch theme">${icon("theme")}</button>
     <a class="icon-button" href="/settings" aria-label="Settings" aria-current=${place.value.path === "/settings" ? "page" : null}>${icon("settings")}</a></header>
   ${banner()}
-  <main id="main" class=${connected.value ? "" : "stale"} tabindex="-1">${screen.value?.view()}</main>
+  <main id="main" class=${connected.value ? "" : "stale"} tabindex="-1">${screen.value ? screen.value.view() : waiting()}</main>
   <nav class="bottom" aria-label="Places on a phone">${links()}</nav>
   ${paletteView(commands())}${dialogView()}${signInView()}${toastView()}`;
 

@@ -33,12 +33,29 @@ export function spark(values, word) {
   return html`<svg class=${`spark s-${word}`} width="90" height="26" aria-hidden="true"><path class="area" d=${`${line}V26H0z`}/><path class="line" d=${line}/></svg>`;
 }
 
+// Share of a chart's width that a label takes at most, on a phone.
+const LABEL = 0.36;
+
+/** On which side of its line a label stands, and in which row, so that no two overlap. Pure. @param {readonly number[]} xs shares of the width */
+export function labelPlaces(xs) {
+  /** @type {{row: number, left: boolean, from: number, to: number}[]} */
+  const placed = [];
+  for (const x of xs) {
+    const left = x > 1 - LABEL;
+    const [from, to] = left ? [x - LABEL, x] : [x, x + LABEL];
+    const taken = placed.filter((other) => other.from < to && from < other.to).map(({ row }) => row);
+    placed.push({ row: taken.includes(0) ? 1 : 0, left, from, to });
+  }
+  return placed;
+}
+
 /** A histogram with log buckets, which says so. @param {readonly {from: number, to: number, count: number}[]} buckets @param {{p50: number | null, p99: number | null}} at @param {(value: number) => string} text @param {string} name */
 export function logHistogram(buckets, at, text, name) {
   if (!buckets.length) return html`<p class="soft">none yet</p>`;
   const [low, high] = [Math.log(buckets[0].from), Math.log(buckets[buckets.length - 1].to)];
-  const place = (/** @type {number} */ value) => `${(Math.min(1, Math.max(0, (Math.log(Math.max(value, 1e-9)) - low) / (high - low || 1))) * 100).toFixed(1)}%`;
-  const chart = html`<div class="log-histogram">${[["p50", at.p50], ["p99", at.p99]].map(([word, value]) => (typeof value === "number" ? html`<span class=${`percentile ${word}`} .style=${{ left: place(value) }}>${word} ${text(value)}</span>` : null))}
+  const share = (/** @type {number} */ value) => Math.min(1, Math.max(0, (Math.log(Math.max(value, 1e-9)) - low) / (high - low || 1)));
+  const marks = /** @type {[string, number | null][]} */ ([["p50", at.p50], ["p99", at.p99]]).flatMap(([word, value]) => (value === null ? [] : [{ word, x: share(value), text: `${word} ${text(value)}` }]));
+  const chart = html`<div class="log-histogram">${labelPlaces(marks.map(({ x }) => x)).map(({ row, left }, i) => html`<span class=${`percentile row-${row}${left ? " left" : ""}`} .style=${{ left: `${(100 * marks[i].x).toFixed(1)}%` }}>${marks[i].text}</span>`)}
     ${bars(buckets.map(({ count }) => count), { height: 90, label: `${name}, log scale` })}<div class="chart-axis soft"><span>${text(buckets[0].from)}</span><span>log scale</span><span>${text(buckets[buckets.length - 1].to)}</span></div></div>`;
   return withTable(name, chart, [["from", "to", "sessions"], ...buckets.map(({ from, to, count }) => [text(from), text(to), count])]);
 }

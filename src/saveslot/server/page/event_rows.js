@@ -16,12 +16,21 @@ function mark(kind) {
   return svg`<path class="arrow-mark" d="M2 6h7M6.500 3.500l2.500 2.500l-2.500 2.500"/>`;
 }
 
+/** @param {string} timestamp @returns {string} its milliseconds, as .042 */
+const fraction = (timestamp) => `.${String(new Date(timestamp).getMilliseconds()).padStart(3, "0")}`;
+
 /** @param {string} kind @param {string} name */
 const called = (kind, name) => (CHECKPOINTS.has(kind) || STEPS.has(kind) ? plain(name) : "");
 
+/** Newest first, none twice: what was read may come again as news. Pure. @param {readonly Entry[]} came @param {readonly Entry[]} known @param {number} most */
+export function merged(came, known, most) {
+  const entries = new Map([...came, ...known].map((entry) => [`${entry.session_id}:${entry.seq}`, entry]));
+  return [...entries.values()].slice(0, most);
+}
+
 /** @param {readonly Entry[]} entries @param {boolean} [brief] */
 export const eventRows = (entries, brief = false) => html`<ul class=${brief ? "event-rows brief" : "event-rows"}>${each(entries, (e) => `${e.session_id}:${e.seq}`, (e) => html`<li>
-  <span class="e-time soft">${clock(Date.parse(e.timestamp) / 1000, !brief)}</span><svg class="rail e-mark" width="12" height="12" aria-hidden="true">${mark(e.kind)}</svg>
+  <span class="e-time soft">${clock(Date.parse(e.timestamp) / 1000)}${brief ? null : html`<span class="ms">${fraction(e.timestamp)}</span>`}</span><svg class="rail e-mark" width="12" height="12" aria-hidden="true">${mark(e.kind)}</svg>
   ${brief ? null : html`<span class=${e.kind === "step_failed" || e.kind === "failed" ? "e-kind s-failed" : "e-kind soft"}>${kindText(e.kind)}</span>`}
   <a class="e-id" href=${sessionUrl(e.session_id, String(e.seq))}>${plain(e.session_id)}</a>
   ${brief ? null : html`<span class="e-seq soft">${count(e.seq)}</span>`}

@@ -1,8 +1,8 @@
 // @ts-check
 /** The tail: entries of all sessions as they are written, newest first. */
-import { apiUrl } from "./api.js";
+import { Failure, apiUrl, get } from "./api.js";
 import { cli, copyButtons, copyText, curl } from "./copy.js";
-import { eventRows } from "./event_rows.js";
+import { eventRows, merged } from "./event_rows.js";
 import { count, many } from "./format.js";
 import { place, replace, withQuery } from "./places.js";
 import { onEntry } from "./stream.js";
@@ -40,6 +40,7 @@ export function eventsScreen() {
   const waited = signal(0);
   const paused = signal(place.peek().query.get("paused") === "1");
   const skipped = signal(0);
+  const trouble = signal("");
   const rates = signal(/** @type {readonly number[]} */ (Array(SECONDS).fill(0)));
   let second = 0;
   /** @type {Entry[]} */
@@ -61,12 +62,28 @@ export function eventsScreen() {
     if (paused.peek()) {
       waited.value += came.length;
       waiting.value = [...came, ...waiting.peek()].slice(0, WAITING);
-    } else shown.value = [...came, ...shown.peek()].slice(0, SHOWN);
+    } else shown.value = merged(came, shown.peek(), SHOWN);
+  }
+
+  let asked = 0;
+  /** What was written before this was opened. @param {Record<string, any>} filters */
+  async function loadPast({ max_rate: _, ...filters }) {
+    const mine = ++asked;
+    try {
+      const { items } = await get("/entries", { ...filters, limit: SHOWN });
+      if (mine !== asked) return;
+      shown.value = merged(shown.peek(), items, SHOWN);
+    } catch (error) {
+      if (!(error instanceof Failure)) throw error;
+      trouble.value = error.message;
+    }
   }
 
   let stopStream = () => {};
   const stopWatching = effect(() => {
     const filters = wanted();
+    trouble.value = "";
+    loadPast(filters);
     stopStream();
     stopStream = onEntry(filters, (entry) => {
       second++;
@@ -83,7 +100,7 @@ export function eventsScreen() {
     paused.value = !paused.peek();
     replace(withQuery({ paused: paused.peek() ? "1" : null }));
     if (paused.peek()) return;
-    shown.value = [...waiting.peek(), ...shown.peek()].slice(0, SHOWN);
+    shown.value = merged(waiting.peek(), shown.peek(), SHOWN);
     waiting.value = [];
     waited.value = 0;
   }
@@ -116,6 +133,7 @@ export function eventsScreen() {
       <section class="panel" aria-label="Entries"><div class="event-head"><b>${rate < 10 ? rate.toFixed(1) : count(Math.round(rate))} events/s</b>
         <svg class="rate-bars" width="420" height="22" aria-hidden="true">${each(values, (_, i) => i, (n, i) => svg`<rect x=${i * 7} y=${22 - (20 * n) / most} width="5" height=${(20 * n) / most}/>`)}</svg>
         ${paused.value ? html`<span class="s-paused"><b>paused</b> · ${waited.value > WAITING ? `${count(WAITING)} and more wait` : many(waited.value, "entry waits", "entries wait")}</span>` : null}
+        ${trouble.value ? html`<span class="s-failed">${trouble.value}</span>` : null}
         <span class="push soft">${skipped.value ? `${count(skipped.value)} left out, too fast · ` : ""}newest first</span></div>
         <div role="log" aria-live="off" tabindex="0" class="event-scroll">${shown.value.length ? eventRows(shown.value) : html`<p class="soft pad">${paused.value ? "Paused." : "Waiting for the next entry."}</p>`}</div></section>`;
   }

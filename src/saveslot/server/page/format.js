@@ -38,6 +38,9 @@ export function short(seconds) {
   return `${Math.floor(whole / 86400)}d`;
 }
 
+/** @param {number | null} ms */
+export const milliseconds = (ms) => (ms === null ? "–" : ms < 0.1 ? "under 0.1 ms" : `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`);
+
 /** @param {string | null | undefined} text an ISO timestamp @returns {number} seconds since 1970 */
 export const seconds = (text) => (text ? Date.parse(text) / 1000 : NaN);
 

@@ -1,7 +1,6 @@
 // @ts-check
 /** How the store, the keeper of this server and the workers are. */
-import { count, many, plain, short } from "./format.js";
-import { milliseconds } from "./storage.js";
+import { count, many, milliseconds, plain, short } from "./format.js";
 import { shape } from "./icons.js";
 import { html } from "./view.js";
 

@@ -2,16 +2,17 @@
 /** What needs a person, and what is at work. */
 import { apiUrl, get, sessionPath } from "./api.js";
 import * as actions from "./actions.js";
+import { actionButton } from "./button.js";
 import { now } from "./clock.js";
 import { cli, copyButtons, curl } from "./copy.js";
 import { emptyView } from "./empty.js";
 import { spark } from "./charts.js";
-import { eventRows } from "./event_rows.js";
+import { eventRows, merged } from "./event_rows.js";
 import { clock, count, many, plain, short, span } from "./format.js";
 import { stateWord } from "./icons.js";
+import { HOUR, inNeed, needing } from "./needing.js";
 import { outlookLine } from "./outlook.js";
 import { go, place, sessionUrl } from "./places.js";
-import { actionButton } from "./session.js";
 import { shapeSource } from "./shapes.js";
 import { ownerName, smallTape } from "./small_tape.js";
 import { connected, onDigest } from "./stream.js";
@@ -21,7 +22,6 @@ import { each, html, signal } from "./view.js";
 
 /** @typedef {{id: string, state: "orphaned" | "failed" | "late", agent: string, reason: string, owner: string, since: number}} Need */
 
-const HOUR = 3600;
 // Seconds between two readings of the rows while sessions change, at least; and between those of what changes slowly.
 const LOOK = 2;
 const SLOW = 15;
@@ -36,9 +36,6 @@ const NEWEST = 9;
 const DAILY = /** @type {Record<string, [string, string]>} */ ({ active: ["created", "created"], completed: ["ended", "ended"], failed: ["failed", "failed"], orphaned: ["claimed", "taken over"] });
 // Seconds that the common axis reaches back.
 const REACH = 600;
-
-/** How many sessions need somebody; the tab and the title carry it. */
-export const needing = signal(0);
 
 /** Orphans first, then failures, then those that are late; newest first. Pure. @param {any} failures @param {readonly any[]} active @returns {Need[]} */
 export function needs(failures, active) {
@@ -97,7 +94,7 @@ export function nowScreen() {
       // Rows do not move under the pointer or the focus: an order that differs waits.
       if (!pointerInside || found.length === 0) wanting.value = found;
       failed.value = failures.reasons.reduce((/** @type {number} */ sum, /** @type {any} */ { sessions }) => sum + sessions, 0);
-      needing.value = failed.peek() + found.filter(({ state }) => state === "orphaned").length;
+      needing.value = inNeed(failures);
       busy.value = page.items.filter((/** @type {any} */ row) => now.peek() - Date.parse(row.last_heartbeat) / 1000 < REACH).slice(0, BUSY);
       const seen = grouped(wanting.peek()).slice(0, NEEDS).map(({ need }) => need.id);
       shapes.want([...seen, ...busy.peek().map((row) => row.session_id)], true);
@@ -132,11 +129,12 @@ export function nowScreen() {
     rate.take(digest);
     tally(digest.by_state, digest.orphaned);
     const entries = digest.touched.filter(({ seq }) => seq).slice(-NEWEST).reverse();
-    newest.value = [...entries.map((touched) => ({ ...touched, cursor: "", session_id: touched.id, timestamp: new Date(now.peek() * 1000).toISOString(), bytes: null })), ...newest.peek()].slice(0, NEWEST);
+    newest.value = merged(entries.map((touched) => ({ ...touched, cursor: "", session_id: touched.id })), newest.peek(), NEWEST);
     soon();
   });
   load();
   loadSlow();
+  get("/entries", { limit: NEWEST }).then(({ items }) => (newest.value = merged(newest.peek(), items, NEWEST))).catch(() => {});
 
   /** @param {string} id @param {string} state */
   async function act(id, state) {

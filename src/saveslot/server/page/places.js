@@ -12,11 +12,24 @@ function here() {
 }
 
 export const place = signal(here());
+/** Counts arrivals by a link, or back and forth in the browser's history: not what a screen does to its own URL. */
+export const arrivals = signal(0);
+
+/** Links name places; the namespace stays what it is. @param {string} url */
+function inNamespace(url) {
+  const ns = new URLSearchParams(location.search).get("ns");
+  const [path, query = ""] = url.split("?");
+  const wanted = new URLSearchParams(query);
+  if (!ns || wanted.has("ns")) return url;
+  wanted.set("ns", ns);
+  return `${path}?${readable(wanted)}`;
+}
 
 /** Go to another place. @param {string} url */
 export function go(url) {
-  history.pushState(null, "", url);
+  history.pushState(null, "", inNamespace(url));
   place.value = here();
+  arrivals.value++;
   scrollTo(0, 0);
 }
 
@@ -43,12 +56,28 @@ export const readable = (query) => query.toString().replaceAll("%2F", "/").repla
 /** @param {string} id @param {string} [ref] */
 export const sessionUrl = (id, ref) => `/sessions/${encodeURIComponent(id)}${ref ? `?at=${encodeURIComponent(ref)}` : ""}`;
 
-addEventListener("popstate", () => (place.value = here()));
+/** @param {Event} event @returns {HTMLAnchorElement | null} the link to another place of the page that this is about */
+function linkOf(event) {
+  const link = /** @type {Element} */ (event.target).closest("a[href]");
+  if (!(link instanceof HTMLAnchorElement) || link.origin !== location.origin || link.target || link.hasAttribute("download")) return null;
+  return link.pathname.startsWith("/v1/") || link.hash ? null : link;
+}
+
+addEventListener("popstate", () => {
+  place.value = here();
+  arrivals.value++;
+});
 document.addEventListener("click", (event) => {
   if (event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
-  const link = /** @type {Element} */ (event.target).closest("a[href]");
-  if (!(link instanceof HTMLAnchorElement) || link.origin !== location.origin || link.target || link.hasAttribute("download")) return;
-  if (link.pathname.startsWith("/v1/") || link.hash) return;
+  const link = linkOf(event);
+  if (!link) return;
   event.preventDefault();
   go(link.pathname + link.search);
 });
+// A link that is opened in another tab or copied leads to the same namespace, too.
+for (const kind of ["mousedown", "contextmenu"]) {
+  document.addEventListener(kind, (event) => {
+    const link = linkOf(event);
+    if (link) link.href = inNamespace(link.pathname + link.search);
+  });
+}

@@ -4,6 +4,7 @@ import { apiUrl, get } from "./api.js";
 import { now } from "./clock.js";
 import { bulkBar } from "./bulk.js";
 import { cli, copyButtons, copyText, curl } from "./copy.js";
+import { ask } from "./dialog.js";
 import { facetsView, histogram } from "./facets.js";
 import { count, many, plain, short, size } from "./format.js";
 import { icon, stateWord } from "./icons.js";
@@ -261,6 +262,10 @@ export function sessionsScreen() {
     scroll.value = at(element);
   }
 
+  const filtered = () => Object.values(current()).reduce((sum, values) => sum + values.length, 0);
+  /** On a phone there is no room for them beside the list. */
+  const showFacets = () => ask({ title: "Filters", body: () => html`<p class="soft" role="status">${facets.value ? many(facets.value.sessions, "session") : ""}</p>${facets.value ? html`<div class="facets sheet">${facetsView(facets.value, current(), toggle)}</div>` : null}`, cancel: "Show the list" });
+
   /** Nothing matches: say which token is in the way. */
   function noMatch() {
     const values = Object.entries(current()).flatMap(([name, list]) => list.map((value) => ({ name, value })));
@@ -271,7 +276,7 @@ export function sessionsScreen() {
     const total = facets.value?.sessions;
     return html`<h1 class="hidden">Sessions</h1><div class="views">${savedViews(current(), (saved) => narrow(Object.fromEntries([...Object.values(TOKENS), "text"].map((name) => [name, saved[name] ?? null]))))}
         <span class="push"></span>${copyButtons({ cli: commandHere(), curl: curl(apiUrl("/sessions", { ...toApi(current()), sort: sort() })) })}</div>
-      <div class="list-columns"><aside class="facets" aria-label="Filters">${facets.value ? facetsView(facets.value, current(), toggle) : null}</aside>
+      <div class="list-columns"><button class="filters-button" @click=${showFacets}>Filters${filtered() ? html` <span class="number">${filtered()}</span>` : null}</button><aside class="facets" aria-label="Filters">${facets.value ? facetsView(facets.value, current(), toggle) : null}</aside>
       <div><div class="search"><input type="search" aria-label="Search sessions" placeholder="id, user, text, or state: agent: user: label: before: after:" .value=${text.value} @input=${typed}><kbd aria-hidden="true">/</kbd></div>
       <section class="panel list"><div class="list-head"><b aria-live="polite">${total === undefined ? "" : many(total, "session")}</b>
         ${[...misfits(current()), trouble.value].filter(Boolean).map((text) => html`<span class="s-failed" role="alert">${plain(text)}</span>`)}

@@ -1,10 +1,10 @@
 // @ts-check
 /** Tokens of the server, and what this browser keeps. */
-import { freshKey, get, me, missing, send, signedOut } from "./api.js";
+import { apiUrl, freshKey, get, me, missing, send, signedOut } from "./api.js";
 import { now } from "./clock.js";
-import { cli, copyButtons, copyText } from "./copy.js";
+import { cli, copyButtons, copyText, curl } from "./copy.js";
 import { ask } from "./dialog.js";
-import { plain, short } from "./format.js";
+import { count, plain, short, size, span } from "./format.js";
 import { singleKeys } from "./keys.js";
 import { toast } from "./toast.js";
 import { each, html, signal } from "./view.js";
@@ -92,13 +92,19 @@ export function settingsScreen() {
   function row(token) {
     const { name, scope, namespaces, last_used: used, expires_at: expires, expired } = token;
     const left = expires ? Date.parse(expires) / 1000 - now.value : Infinity;
-    return html`<tr><td><b>${plain(name)}</b>${name === me.value?.name ? html` <span class="badge">this page</span>` : null}</td><td class="mono">${scope}</td><td>${namespaces ? plain(namespaces.join(", ")) : "all"}</td>
-      <td class="c-number">${used ? `${short(now.value - Date.parse(used) / 1000)} ago` : "never"}</td><td class=${`c-number ${expired ? "s-failed" : left < 7 * DAY ? "s-paused" : ""}`}>${expired ? "expired" : expires ? `in ${short(left)}` : "never"}</td>
+    return html`<tr><td><b>${plain(name)}</b>${name === me.value?.name ? html` <span class="badge">this page</span>` : null}</td><td class="mono">${scope}</td><td class="c-block">${namespaces ? plain(namespaces.join(", ")) : "all"}<span class="on-phone soft"> ${namespaces?.length === 1 ? "namespace" : "namespaces"}</span></td>
+      <td class="c-number" data-of="used">${used ? `${short(now.value - Date.parse(used) / 1000)} ago` : "never"}</td><td data-of="expires" class=${`c-number ${expired ? "s-failed" : left < 7 * DAY ? "s-paused" : ""}`}>${expired ? "expired" : expires ? `in ${short(left)}` : "never"}</td>
       <td class="c-number"><button class="quiet" @click=${() => rotate(token)}>Rotate</button><button class="quiet s-failed" @click=${() => revoke(token)}>Revoke…</button></td></tr>`;
   }
 
   /** @param {string} text @param {[string, string][]} choices value and word @param {string} value @param {(value: string) => void} choose */
   const choice = (text, choices, value, choose) => html`<div><dt>${text}</dt><dd><span class="segments">${choices.map(([v, word]) => html`<button aria-pressed=${String(v === value)} @click=${() => choose(v)}>${word}</button>`)}</span></dd></div>`;
+
+  /** @param {import("./api.js").Me} mine @returns {[string, string][]} */
+  const serverFacts = ({ version, store, hot, worker_ttl: ttl, streams, limits }) => [
+    ["Version", version], ["Store", `${plain(store)}${hot ? ", with a hot tier" : ""}`], ["Workers", `dead after ${span(ttl)} of silence`],
+    ["Streams", `${count(streams)} of ${count(limits.streams)} open`], ["Requests", `${count(limits.requests)} at a time, of up to ${size(limits.body_bytes)}`], ["A state", `up to ${size(limits.state_bytes)}`],
+  ];
 
   function view() {
     void kept.value;
@@ -107,15 +113,15 @@ export function settingsScreen() {
     return html`<h1>Settings</h1><div class="settings"><section class="panel" aria-label="Tokens"><header class="panel-head"><h2>Tokens</h2><span class="soft">stored hashed; a new one is shown once</span><span class="push"></span>
         <button disabled=${Boolean(why)} title=${why || null} @click=${create}>New token…</button></header>
         ${why ? html`<p class="pad soft">${why}</p>` : trouble.value ? html`<p class="pad trouble">${trouble.value}</p>` : !tokens.value ? null : tokens.value.length
-          ? html`<div class="table-wrap" tabindex="0"><table class="tokens"><thead><tr><th>Name</th><th>Scope</th><th>Namespaces</th><th class="c-number">Last used</th><th class="c-number">Expires</th><th><span class="hidden">Actions</span></th></tr></thead><tbody>${each(tokens.value, ({ name }) => name, row)}</tbody></table></div>`
+          ? html`<div class="table-wrap" tabindex="0"><table class="tokens cards"><thead><tr><th>Name</th><th>Scope</th><th>Namespaces</th><th class="c-number">Last used</th><th class="c-number">Expires</th><th><span class="hidden">Actions</span></th></tr></thead><tbody>${each(tokens.value, ({ name }) => name, row)}</tbody></table></div>`
           : html`<p class="pad soft">There is no token: everybody on this machine may do everything, and nobody from elsewhere anything.</p>`}</section>
       <div class="stack"><section class="panel" aria-label="This browser"><header class="panel-head"><h2>This browser</h2></header><dl class="facts">
         ${choice("Theme", [["light", "light"], ["dark", "dark"], ["", "system"]], localStorage.getItem("saveslot.theme") ?? "", (value) => keep("saveslot.theme", value, () => (document.documentElement.dataset.theme = value)))}
         ${choice("Times", [["", "UTC"], ["local", "local"]], localStorage.getItem("saveslot.times") ?? "", (value) => keep("saveslot.times", value))}
         ${choice("Single keys", [["", "on"], ["off", "off"]], singleKeys() ? "" : "off", (value) => keep("saveslot.keys", value))}</dl></section>
-      <section class="panel" aria-label="This server"><header class="panel-head"><h2>This server</h2></header><dl class="facts">
-        <div><dt>You are</dt><dd>${mine?.name ? plain(mine.name) : "a person at this machine"}</dd></div><div><dt>Scope</dt><dd>${mine?.scopes.join(", ")}</dd></div><div><dt>Namespaces</dt><dd>${mine?.namespaces ? plain(mine.namespaces.join(", ")) : "all"}</dd></div>
-        ${mine?.version ? html`<div><dt>Version</dt><dd>${mine.version}</dd></div>` : null}${mine?.store ? html`<div><dt>Store</dt><dd>${plain(mine.store)}</dd></div>` : null}
+      <section class="panel" aria-label="This server"><header class="panel-head"><h2>This server</h2><span class="push"></span>${copyButtons({ cli: cli(["doctor"]), curl: curl(apiUrl("/me")) })}</header><dl class="facts">
+        <div><dt>You are</dt><dd>${mine?.name ? plain(mine.name) : "a person at this machine"}</dd></div><div><dt>Scope</dt><dd>${mine?.scope}</dd></div><div><dt>Namespaces</dt><dd>${mine?.namespaces ? plain(mine.namespaces.join(", ")) : "all"}</dd></div>
+        ${mine ? serverFacts(mine).map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`) : null}
         ${mine?.name ? html`<div><dt></dt><dd><button @click=${signOut}>Sign out</button></dd></div>` : null}</dl></section></div></div>`;
   }
 

@@ -1,8 +1,9 @@
 // @ts-check
 /** The token is typed once, and becomes a cookie that scripts cannot read. */
-import { Failure, get, me, send, signedOut } from "./api.js";
+import { Failure, get, me, namespace, send, signedOut } from "./api.js";
 import { signedIn } from "./dialog.js";
 import { plain } from "./format.js";
+import { replace, withQuery } from "./places.js";
 import { gaps } from "./stream.js";
 import { html, signal } from "./view.js";
 
@@ -12,7 +13,9 @@ const trouble = signal("");
 export async function identify() {
   try {
     const mine = await get("/me");
-    me.value = { ...mine, scopes: mine.scopes ?? [mine.scope] };
+    // A token of other namespaces than the default one begins in one of its own.
+    if (mine.namespaces?.length && !mine.namespaces.includes(namespace()) && !new URLSearchParams(location.search).has("ns")) replace(withQuery({ ns: mine.namespaces[0] }));
+    me.value = mine;
     return true;
   } catch (error) {
     if (error instanceof Failure && error.status === 401) return false;

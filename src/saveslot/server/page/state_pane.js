@@ -46,6 +46,15 @@ export function statePane({ id, entries, index, current, target, baseOf, storyHe
   /** Containers that were read on opening. @type {Set<string>} */
   const opened = new Set();
 
+  /** What the state is rebuilt from, read once Raw is looked at. */
+  const recipe = signal(/** @type {{seq: number, recipe: import("./states.js").Recipe} | null} */ (null));
+  const stopRecipe = effect(() => {
+    const s = shown.value;
+    if (tab() !== "raw" || !s?.dataSeq || s.trouble || recipe.peek()?.seq === s.dataSeq) return;
+    states.recipe(s.dataSeq).then((value) => (recipe.value = { seq: s.dataSeq, recipe: value }), (error) => toast(error.message));
+  });
+  const recipeOf = (/** @type {Shown} */ s) => (recipe.value?.seq === s.dataSeq ? recipe.value.recipe : null);
+
   // The state and the diff at the playhead, a moment after it rests.
   let asked = 0;
   const stopLoading = effect(() => {
@@ -126,9 +135,9 @@ export function statePane({ id, entries, index, current, target, baseOf, storyHe
         : !s.dataSeq ? html`<p class="soft pending">The agent has saved nothing yet.</p>`
         : name === "diff" ? (s.operations.length ? diffOf(s) : html`<p class="soft pending">Nothing changed.</p>`)
         : name === "messages" ? messages({ data: s.data, key, story: storyHere(), index: index(), operations: s.operations, before: s.base })
-        : name === "raw" ? s.large ? rawLink(id, s.dataSeq) : raw(id, s.dataSeq, s.data)
+        : name === "raw" ? s.large ? rawLink(id, s.dataSeq, recipeOf(s)) : raw(id, s.dataSeq, s.data, recipeOf(s))
         : rowsOfTree(s, fold.value, toggled.value)}</div></section>`;
   }
 
-  return { view, fold, stop: stopLoading };
+  return { view, fold, stop: () => { stopLoading(); stopRecipe(); } };
 }

@@ -7,6 +7,8 @@ import { folded } from "./values.js";
 
 /** @typedef {{value: any, size: number, start: number, next: number | null}} Part what is at a path: the first of its children, or those from `start` on */
 
+/** @typedef {{digest: string, state_bytes: number, stored_bytes: number, frames: {seq: number, kind: "keyframe" | "long" | "short", bytes: number}[]}} Recipe */
+
 const KEPT = 12;
 /** Bytes of a state from which on it is read in parts: two levels first, then what is opened. */
 export const LARGE = 4_000_000;
@@ -65,6 +67,7 @@ export function stateSource(id) {
   const states = kept(async (seq) => (await get(`${sessionPath(id)}/checkpoints/${seq}`)).data);
   /** @param {number} seq @param {string} path @param {number} start @returns {Promise<Part>} */
   const part = (seq, path, start) => get(`${sessionPath(id)}/checkpoints/${seq}`, { path, start, depth: LEVELS });
+  const recipes = kept(async (seq) => (await get(`${sessionPath(id)}/checkpoints/${seq}`, { recipe: true })).recipe);
   const outlines = kept((seq) => part(Number(seq), "", 0));
   const diffs = kept(async (pair) => {
     const [a, b, large] = pair.split(" ");
@@ -77,6 +80,8 @@ export function stateSource(id) {
     /** The first two levels. @param {number} seq */
     outline: (seq) => outlines(String(seq)),
     part,
+    /** What a state is rebuilt from. @param {number} seq @returns {Promise<Recipe>} */
+    recipe: (seq) => recipes(String(seq)),
     /** @param {number} a @param {number} b @param {boolean} large */
     diff: (a, b, large) => diffs(`${a} ${b}${large ? " large" : ""}`),
   };

@@ -3,7 +3,7 @@
 import { apiUrl, get } from "./api.js";
 import { bars, withTable } from "./charts.js";
 import { cli, copyButtons, copyText, curl } from "./copy.js";
-import { count, many, plain, size } from "./format.js";
+import { count, many, milliseconds, plain, size } from "./format.js";
 import { shape } from "./icons.js";
 import { retention } from "./retention.js";
 import { each, html, signal } from "./view.js";
@@ -13,9 +13,6 @@ const STATUS = /** @type {Record<string, string>} */ ({ healthy: "completed", sl
 
 /** @param {{sessions: number, entries: number, since: string | null, whole: boolean}} looked */
 export const ofWhat = (looked) => (looked.whole ? `of all ${many(looked.sessions, "session")}` : `of the newest ${many(looked.sessions, "session")} and ${many(looked.entries, "entry", "entries")}`);
-
-/** @param {number | null} ms */
-export const milliseconds = (ms) => (ms === null ? "–" : ms < 0.1 ? "under 0.1 ms" : `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`);
 
 export function storageScreen() {
   const storage = signal(/** @type {any} */ (null));
@@ -42,8 +39,8 @@ export function storageScreen() {
     const bar = html`<div class="sort-bar" role="img" aria-label=${SORTS.map(([name, text]) => `${text} ${size(s.by_sort[name])}`).join(", ")}>${SORTS.map(([name]) => html`<i class=${`sort-${name}`} .style=${{ width: `${(100 * s.by_sort[name]) / total}%` }}></i>`)}</div>
       <p class="sort-legend">${SORTS.map(([name, text]) => html`<span><i class=${`sort-${name}`}></i>${text} ${size(s.by_sort[name])}</span>`)}</p>`;
     return html`<section class="panel" aria-label="Where the bytes are"><header class="panel-head"><h2>Where the bytes are</h2><span class="soft">${ofWhat(s.looked_at)}</span></header><div class="pad">${bar}
-      <div class="table-wrap" tabindex="0"><table class="plain-table"><thead><tr><th>Agent</th><th class="c-number">Sessions</th><th class="c-number">Stored</th><th class="c-number">A session, p50 · p99</th><th class="c-number">Ratio</th></tr></thead><tbody>
-      ${each(s.by_agent_type, (/** @type {any} */ a) => a.agent_type, (a) => html`<tr><td><b>${plain(a.agent_type)}</b></td><td class="c-number">${count(a.sessions)}</td><td class="c-number">${size(a.stored_bytes)}</td><td class="c-number">${size(a.per_session_p50)} · ${size(a.per_session_p99)}</td><td class="c-number">${a.ratio ? `${a.ratio.toFixed(1)} ×` : "–"}</td></tr>`)}</tbody></table></div></div></section>`;
+      <div class="table-wrap" tabindex="0"><table class="plain-table"><thead><tr><th>Agent</th><th class="c-number">Sessions</th><th class="c-number">Stored</th><th class="c-number c-wide">A session, p50 · p99</th><th class="c-number">Ratio</th></tr></thead><tbody>
+      ${each(s.by_agent_type, (/** @type {any} */ a) => a.agent_type, (a) => html`<tr><td><b>${plain(a.agent_type)}</b></td><td class="c-number">${count(a.sessions)}</td><td class="c-number">${size(a.stored_bytes)}</td><td class="c-number c-wide">${size(a.per_session_p50)} · ${size(a.per_session_p99)}</td><td class="c-number">${a.ratio ? `${a.ratio.toFixed(1)} ×` : "–"}</td></tr>`)}</tbody></table></div></div></section>`;
   }
 
   /** @param {any} s */
@@ -55,8 +52,8 @@ export function storageScreen() {
   }
 
   /** @param {any} s */
-  const tiers = (s) => html`<section class="panel" aria-label="Tiers"><header class="panel-head"><h2>Tiers</h2><span class="soft">as this server sees them since it was started</span></header><div class="table-wrap" tabindex="0"><table class="plain-table wide"><thead><tr><th>Tier</th><th>State</th><th>Role</th><th class="c-number">Calls</th><th class="c-number">p50</th><th class="c-number">p99</th><th class="c-number">Hits</th></tr></thead><tbody>
-    ${each(s.tiers, (/** @type {any} */ tier) => tier.name, (tier) => html`<tr><td><b>${plain(tier.name)}</b></td><td><span class=${`state s-${tier.status === "healthy" ? "active" : tier.status === "slow" ? "paused" : "failed"}`}>${shape(STATUS[tier.status] ?? "late")} ${tier.status}</span></td><td class="soft">${tier.role}</td><td class="c-number">${count(tier.calls)}</td><td class="c-number">${milliseconds(tier.p50_ms)}</td><td class="c-number">${milliseconds(tier.p99_ms)}</td><td class="c-number">${tier.hit_rate === null ? "–" : `${Math.round(tier.hit_rate * 100)} %`}</td></tr>`)}</tbody></table></div></section>`;
+  const tiers = (s) => html`<section class="panel" aria-label="Tiers"><header class="panel-head"><h2>Tiers</h2><span class="soft">as this server sees them since it was started</span></header><div class="table-wrap" tabindex="0"><table class="plain-table wide cards"><thead><tr><th>Tier</th><th>State</th><th>Role</th><th class="c-number">Calls</th><th class="c-number">p50</th><th class="c-number">p99</th><th class="c-number">Hits</th></tr></thead><tbody>
+    ${each(s.tiers, (/** @type {any} */ tier) => tier.name, (tier) => html`<tr><td><b>${plain(tier.name)}</b></td><td><span class=${`state s-${tier.status === "healthy" ? "active" : tier.status === "slow" ? "paused" : "failed"}`}>${shape(STATUS[tier.status] ?? "late")} ${tier.status}</span></td><td class="soft c-block">${tier.role}</td><td class="c-number" data-of="calls">${count(tier.calls)}</td><td class="c-number" data-of="p50">${milliseconds(tier.p50_ms)}</td><td class="c-number" data-of="p99">${milliseconds(tier.p99_ms)}</td><td class="c-number" data-of="hits">${tier.hit_rate === null ? "–" : `${Math.round(tier.hit_rate * 100)} %`}</td></tr>`)}</tbody></table></div></section>`;
 
   const shortcuts = () => [{ keys: ["r"], text: "read again", run: load, where: "Storage" }, { keys: ["y"], text: "copy as CLI", run: () => copyText(cli(["stats"]), "the command"), where: "Storage" }];
 

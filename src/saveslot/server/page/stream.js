@@ -41,7 +41,7 @@ export function onEntry(wanted, take, skipped) {
   };
 }
 
-/** @typedef {{id: string, seq: number, kind: string, name: string, state: string, owner: string | null, agent_type: string}} Touched a session as its newest event of that second left it; `seq` is 0 where an owner fell silent or came back */
+/** @typedef {{id: string, seq: number, kind: string, name: string, timestamp: string, bytes: number | null, state: string, owner: string | null, agent_type: string}} Touched a session as its newest event of that second left it; `seq` is 0 where an owner fell silent or came back */
 /** @typedef {{counts_by_kind: Record<string, number>, by_state: Record<string, number>, orphaned: number, late: number, touched: Touched[], more: number}} Digest */
 
 /** Follow what happened second by second, however much that was. @param {(digest: Digest) => void} take @returns {() => void} ends it */

@@ -88,7 +88,7 @@ const drawFork = ({ x, y, end, notches, id, state, label, before }) => svg`<g cl
   <text class=${before ? "halo before" : "halo"} x=${before ? x - 8 : end + 22} y=${y + 4}><tspan class="fork-id">${plain(id)}</tspan> ${label}</text>
 </g>`;
 
-/** The tape without its playhead. @param {Marks} marks @param {number} selected @param {number} [a] */
+/** The tape, with a line of the playhead under what is written. @param {Marks} marks @param {number} selected -1 without one @param {number} [a] */
 const drawing = (marks, selected, a = -1) => svg`
   <path class="ruler-line" d=${`M14 ${RULER + 4}H${marks.width - 14}`}/>
   ${each(marks.ruler.filter(({ x }) => [selected, a].every((i) => i < 0 || Math.abs(x - marks.xs[i]) > PLAYHEAD_GAP)), (_, i) => i, ({ x, text }) => svg`<g><path class="tick" d=${`M${x} ${RULER + 1}v6`}/><text class=${x < 20 ? "axis start" : "axis"} x=${x} y="15">${text}</text></g>`)}
@@ -97,6 +97,7 @@ const drawing = (marks, selected, a = -1) => svg`
   ${each(marks.clips, (_, i) => i, drawClip)}
   ${each(marks.hatched, (_, i) => i, ({ x, width }) => svg`<rect class="hatched" x=${x} y=${CLIP + HEADER} width=${Math.max(0, width)} height=${BODY} fill="url(#hatch)"/>`)}
   ${each(marks.arcs, (_, i) => i, (arc) => drawArc(arc))}
+  ${selected < 0 ? null : svg`<path class="playhead-line" d=${`M${marks.xs[selected]} ${RULER}V${marks.height - 4}`}/>`}
   ${each(marks.forks, ({ id }) => id, drawFork)}
   ${each(marks.effects, ({ index }) => index, drawEffect)}
   ${each(marks.notches, ({ index }) => index, (notch) => drawNotch(notch, selected))}
@@ -107,12 +108,11 @@ const drawing = (marks, selected, a = -1) => svg`
 export const hatch = svg`<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><path class="hatch-line" d="M0 0v6"/></pattern></defs>`;
 
 /** @param {Marks} marks @param {number} index @param {number} seq */
-function playhead({ xs, height }, index, seq) {
+function flag({ xs }, index, seq) {
   const x = xs[index];
   const text = String(seq);
   const half = Math.max(14, text.length * 3.8 + 8);
-  return svg`<g class="playhead"><path class="line" d=${`M${x} ${RULER}V${height - 4}`}/>
-    <path class="flag" d=${`M${x - half} 2h${2 * half}v13l${-half} 6l${-half} -6z`}/><text x=${x} y="14">${text}</text></g>`;
+  return svg`<g class="playhead"><path class="flag" d=${`M${x - half} 2h${2 * half}v13l${-half} 6l${-half} -6z`}/><text x=${x} y="14">${text}</text></g>`;
 }
 
 /** @param {Marks} marks @param {number} a @param {number} index */
@@ -185,16 +185,19 @@ export function tape({ marks, story, index, a, onselect, label }) {
       <svg width=${marks.width} height=${marks.height} aria-hidden="true">${hatch}
         ${a >= 0 ? fromA(marks, a, index) : null}
         ${drawing(marks, index, a)}
-        ${playhead(marks, index, entries[index].seq)}
+        ${flag(marks, index, entries[index].seq)}
       </svg>
     </div>${card(marks, story)}</div>`;
 }
 
-/** A tape wider than the screen scrolls so that its playhead stays in sight. @param {HTMLElement} scroller */
+/** A tape wider than the screen scrolls so that its playhead stays in sight, and where it is while one zooms. @param {HTMLElement} scroller */
 function keepInView(scroller) {
   const slider = /** @type {HTMLElement} */ (scroller.querySelector(".tape"));
+  let [before, wide] = [Number(slider.dataset.x), scroller.scrollWidth];
   const follow = () => {
     const x = Number(slider.dataset.x);
+    if (scroller.scrollWidth !== wide) scroller.scrollLeft += x - before;
+    [before, wide] = [x, scroller.scrollWidth];
     const { scrollLeft, clientWidth } = scroller;
     if (x < scrollLeft + 60 || x > scrollLeft + clientWidth - 60) scroller.scrollLeft = x - clientWidth / 2;
   };

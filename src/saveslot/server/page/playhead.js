@@ -1,0 +1,88 @@
+// @ts-check
+/** Where one stands in a session's log: at an entry, with A at another one. The URL holds both. */
+import { CHECKPOINTS } from "./entries.js";
+import { place, replace, withQuery } from "./places.js";
+import { memo, signal } from "./view.js";
+
+/** @typedef {import("./entries.js").Header} Header */
+/** @typedef {ReturnType<typeof playhead>} Playhead */
+
+// Entries before the playhead at which those before the loaded ones are read.
+const EARLIER = 20;
+// Safari and Chromium refuse more than 100 changes of the URL in 10 s: milliseconds that the playhead rests before one.
+const REST = 120;
+
+const indexIn = (/** @type {readonly Header[]} */ list, /** @type {number} */ seq) => {
+  const index = list.findIndex((entry) => entry.seq >= seq);
+  return index < 0 ? list.length - 1 : index;
+};
+
+/** @param {ReturnType<typeof import("./log_source.js").logSource>} log @param {(index: number) => void} onmove */
+export function playhead(log, onmove) {
+  const selected = signal(0);
+  /** At the newest entry it stays at the newest one. */
+  const following = signal(true);
+  let timer = 0;
+
+  const entries = () => log.entries.value;
+  const indexOf = memo(indexIn);
+  const index = () => indexOf(entries(), selected.value);
+  const current = () => entries()[index()];
+  /** The entry with data that the playhead stands at or after. */
+  const target = () => entries().find(({ seq }) => seq === current().data_seq) ?? null;
+
+  const seqA = () => Number(place.value.query.get("from")) || 0;
+  const setA = () => replace(withQuery({ from: seqA() ? null : String(selected.peek()) }));
+  /** The entry whose data the diff starts from: A, or the data before. @param {Header} entry */
+  function baseOf(entry) {
+    const a = seqA();
+    const list = entries();
+    if (a) return list.find(({ seq }) => seq === a)?.data_seq ?? a;
+    const dataSeq = entry.data_seq ?? 0;
+    const data = indexIn(list, dataSeq);
+    return list[data]?.seq === dataSeq ? (list[data - 1]?.data_seq ?? 0) : 0;
+  }
+
+  /** Stand at an entry without a step in the URL. @param {number} seq @param {boolean} follow */
+  function begin(seq, follow) {
+    selected.value = seq;
+    following.value = follow;
+  }
+
+  /** @param {number} i an index; beyond either end it is that end */
+  function select(i) {
+    const list = log.entries.peek();
+    const bounded = Math.max(0, Math.min(list.length - 1, i));
+    const { seq } = list[bounded];
+    following.value = bounded === list.length - 1;
+    if (i < EARLIER && list[0].seq > 1) log.earlier();
+    if (seq === selected.peek()) return;
+    selected.value = seq;
+    onmove(bounded);
+    clearTimeout(timer);
+    timer = setTimeout(() => replace(withQuery({ at: following.peek() ? null : String(seq) })), REST);
+  }
+
+  /** Go to an entry, loaded or not. @param {number} seq */
+  async function jump(seq) {
+    const known = log.entries.peek();
+    if (seq < known[0].seq || seq > known[known.length - 1].seq) await log.jump(seq);
+    select(indexIn(log.entries.peek(), seq));
+  }
+  const toLast = () => select(log.entries.peek().length - 1);
+  async function toEnd() {
+    const known = log.entries.peek();
+    if (known[known.length - 1].seq < log.total.peek()) await log.jump();
+    toLast();
+  }
+  /** @param {number} direction */
+  function stepCheckpoint(direction) {
+    const list = entries();
+    let i = index() + direction;
+    while (i > 0 && i < list.length - 1 && !CHECKPOINTS.has(list[i].kind)) i += direction;
+    select(i);
+  }
+  const step = (/** @type {number} */ by) => select(index() + by);
+
+  return { selected, following, entries, index, current, target, seqA, setA, baseOf, begin, select, jump, toLast, toEnd, step, stepCheckpoint, stop: () => clearTimeout(timer) };
+}

@@ -1,0 +1,79 @@
+// @ts-check
+/** What is known of one session: read at once, and again as it changes. */
+import { Failure, get, sessionPath } from "./api.js";
+import { story } from "./entries.js";
+import { logSource } from "./log_source.js";
+import { replace, sessionUrl } from "./places.js";
+import { trailOf } from "./trail.js";
+import { memo, signal } from "./view.js";
+
+/** @typedef {import("./entries.js").Header} Header */
+/** @typedef {ReturnType<typeof sessionSource>} SessionSource */
+
+// Entries from which on a log has an overview above its tape, and how much it grows before that is read again.
+const LONG = 166;
+const GROWN = 50;
+
+/** @param {string} id */
+export function sessionSource(id) {
+  const path = sessionPath(id);
+  const log = logSource(id);
+  const audit = trailOf(id);
+  const session = signal(/** @type {any} */ (null));
+  const outlook = signal(/** @type {import("./outlook.js").Outlook | null} */ (null));
+  const overview = signal(/** @type {import("./long_tape.js").Overview | null} */ (null));
+  const failure = signal(/** @type {Failure | null} */ (null));
+
+  const entries = () => log.entries.value;
+  const orphaned = () => Boolean(session.value?.orphaned);
+  const silent = () => (orphaned() ? (outlook.value?.orphaned_since ?? null) : null);
+
+  const storyMemo = () => memo((/** @type {readonly Header[]} */ list, /** @type {boolean} */ isOrphan, /** @type {string | null} */ since) => story(list, { orphaned: isOrphan, silentSince: since }));
+  const [wholeStory, windowStory] = [storyMemo(), storyMemo()];
+  /** The story of these entries: all that are loaded, or a window of the log. */
+  const storyOf = (list = entries()) => (list === entries() ? wholeStory : windowStory)(list, orphaned(), silent());
+
+  /** Read the session and its log around an entry. @param {string | null} at a ref @param {(seq: number) => void} begin called with the entry's number, before the session is there to be drawn */
+  async function load(at, begin) {
+    try {
+      const seq = at && /^\d+$/.test(at) ? Number(at) : at ? Number((await get(`${path}/checkpoints/${encodeURIComponent(at)}`)).id.split(":").pop()) : 0;
+      const [value] = await Promise.all([get(path), log.jump(seq || undefined)]);
+      begin(seq || newest());
+      session.value = value;
+      failure.value = null;
+      loadOutlook();
+      loadOverview();
+    } catch (error) {
+      if (!(error instanceof Failure)) throw error;
+      // A deleted session still has its trail; otherwise the id may be the beginning of another one.
+      if (error.status === 404) await audit.load();
+      if (error.status !== 404 || audit.trail.peek() || !(await resolved())) failure.value = error;
+    }
+  }
+
+  /** A unique beginning of an id becomes the whole id. */
+  async function resolved() {
+    const { items } = await get("/sessions", { prefix: id, limit: 2 });
+    if (items.length !== 1 || items[0].session_id === id) return false;
+    replace(sessionUrl(items[0].session_id) + location.search);
+    return true;
+  }
+
+  /** Read what this page or another writer changed. */
+  async function reload() {
+    await log.later();
+    session.value = await get(path);
+    loadOutlook();
+    if (log.total.peek() - (overview.peek()?.entries ?? 0) > GROWN) loadOverview();
+  }
+
+  /** The whole log in columns, once it is longer than a tape can be. */
+  const loadOverview = () => log.total.peek() > LONG && get(`${path}/buckets`, { n: 240 }).then((value) => (overview.value = value));
+  const loadOutlook = () => get(`${path}/outlook`).then((value) => (outlook.value = value)).catch(() => (outlook.value = null));
+  const newest = () => {
+    const list = log.entries.peek();
+    return list[list.length - 1]?.seq ?? 0;
+  };
+
+  return { id, path, log, audit, session, outlook, overview, failure, entries, orphaned, silent, storyOf, load, reload };
+}
