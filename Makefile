@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := python -m pip install --quiet --disable-pip-version-check --no-input
 PIP := $(BIN)/$(INSTALL) --constraint constraints.txt
-TESTED := cli,stack,yaml,crypto,testing,server,http
+TESTED := cli,stack,yaml,crypto,testing,server,http,otel
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # `make -j check` goes step by step too

@@ -46,7 +46,7 @@ def _parts() -> Iterator[str]:
     yield "Generated from the code by `python docs/make_reference.py`. What the words mean: [glossary](glossary.md)."
     yield (
         "The public API is `saveslot`, `saveslot.blocking`, `saveslot.types` (the types that signatures name), "
-        "`saveslot.testing` and `saveslot.stack`. Any other module may change in any release."
+        "`saveslot.otel`, `saveslot.testing` and `saveslot.stack`. Any other module may change in any release."
     )
     yield (
         "In headings, `sessions` is a `SessionManager` as `saveslot.open` gives it, and `held` is a session that "

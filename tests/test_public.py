@@ -64,7 +64,7 @@ def test_public_names():
 
 def test_dir_shows_public_names_only():
     """`dir(saveslot)` lists the public names and modules, however much has been imported."""
-    assert sorted(dir(saveslot)) == sorted([*NAMES, "__version__", "blocking", "types"])
+    assert sorted(dir(saveslot)) == sorted([*NAMES, "__version__", "blocking", "otel", "types"])
     assert saveslot.types.Store is Store
 
 

@@ -13,8 +13,8 @@
     asyncio.run(main())
 
 `saveslot.blocking` has the same names for synchronous callers. `help(saveslot.SessionManager)` lists every verb.
-The public API is `saveslot`, `saveslot.blocking`, `saveslot.types`, `saveslot.testing` and `saveslot.stack`. Any other
-module may change in any release.
+The public API is `saveslot`, `saveslot.blocking`, `saveslot.types`, `saveslot.otel`, `saveslot.testing` and
+`saveslot.stack`. Any other module may change in any release.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from saveslot.errors import (
 )
 
 if TYPE_CHECKING:
-    from saveslot import blocking as blocking, types as types
+    from saveslot import blocking as blocking, otel as otel, types as types
     from saveslot.checkpoints.files import CheckpointStore
     from saveslot.checkpoints.manager import CheckpointManager
     from saveslot.manager import SessionManager
@@ -140,7 +140,7 @@ _HOMES = {
     "open": "opening",
     "step": "session.step_calls",
 }
-_MODULES = ("blocking", "types")
+_MODULES = ("blocking", "otel", "types")
 
 
 def __getattr__(name: str) -> Any:

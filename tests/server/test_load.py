@@ -248,6 +248,21 @@ async def test_several_processes_share_a_port(tmp_path):
         await HttpStore.open(served.url, patient=False)
 
 
+def test_processes_end_with_their_parent(tmp_path):
+    """When the parent of `--workers` is killed with -9, its processes end their streams and themselves."""
+    with serving_process(str(tmp_path / "s.db"), "--workers", "2") as served:
+        children = [psutil.Process(pid) for pid in _children(served.process.pid)]
+        assert len(children) == 2
+        watching = HTTPConnection(served.address, timeout=60)
+        watching.request("GET", "/v1/events")
+        stream = watching.getresponse()
+        assert stream.status == 200
+        os.kill(served.process.pid, signal.SIGKILL)
+        assert b"retry" in stream.read()  # to its end, which tells the client to connect again
+        watching.close()
+        assert psutil.wait_procs(children, timeout=60)[1] == []
+
+
 def _children(pid: int) -> list[int]:
     """Processes that serve: those that it started, but for multiprocessing's own tracker."""
     return [child.pid for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())]

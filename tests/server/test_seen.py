@@ -2,32 +2,102 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import re
 import subprocess
 import sys
+from http.client import HTTPConnection
+from urllib.parse import urlencode
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from saveslot.stack import Postgres
-from tests.server.conftest import serving
+from tests.harness.proxy import Proxy
+from tests.server.conftest import Served, serving
 
 SECRET = "the-secret-word"  # noqa: S105
-SAMPLE = re.compile(r'saveslot_\w+(\{(\w+="[^"\\\n]*",?)+\})? -?[0-9.e+-]+')
+
+
+def read(served: Served, **headers: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """The samples of a scrape, by name and then by labels, as Prometheus's own parser reads them."""
+    answer = served.request("GET", "/metrics", **headers)
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    samples: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(answer.body.decode()):
+        assert family.documentation
+        assert family.type != "unknown", family.name
+        for sample in family.samples:
+            labels = tuple(sorted(sample.labels.items()))
+            known = samples.setdefault(sample.name, {})
+            assert labels not in known, (sample.name, labels)
+            known[labels] = sample.value
+            if sample.name.endswith("_bucket"):
+                assert float(sample.labels["le"]) > 0
+    return samples
+
+
+def total(samples: dict, name: str, **labels: str) -> float:
+    """The sum of the samples that have these labels."""
+    return sum(value for known, value in samples[name].items() if labels.items() <= dict(known).items())
 
 
 def test_metrics_are_prometheus_text(served):
-    """Every line is a comment or a sample; requests are counted by route and status, with their times."""
+    """Prometheus's parser reads every line; requests, the store's calls and entries are counted, without content."""
     assert served.request("POST", "/v1/sessions", {"agent_type": "tutor", "data": {"text": SECRET}}).status == 201
     assert served.request("GET", "/v1/sessions/unknown").status == 404
-    answer = served.request("GET", "/metrics")
-    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    text = answer.body.decode()
-    for line in text.splitlines():
-        assert line.startswith(("# HELP saveslot_", "# TYPE saveslot_")) or SAMPLE.fullmatch(line), line
-    assert 'saveslot_http_requests_total{method="POST",route="/v1/sessions",status="201"} 1' in text
-    assert 'route="/v1/sessions/{id}",status="404"' in text
-    assert 'saveslot_http_request_seconds_bucket{method="POST",route="/v1/sessions",le="+Inf"} 1' in text
-    assert 'saveslot_store_outcomes_total{outcome="appended"} 1' in text
-    assert SECRET not in text
+    samples = read(served)
+    created = {"method": "POST", "route": "/v1/sessions"}
+    assert total(samples, "saveslot_http_requests_total", **created, status="201") == 1
+    assert total(samples, "saveslot_http_requests_total", route="/v1/sessions/{id}", status="404") == 1
+    assert total(samples, "saveslot_http_request_seconds_bucket", **created, le="+Inf") == 1
+    assert total(samples, "saveslot_http_request_seconds_count", **created) == 1
+    assert total(samples, "saveslot_http_received_bytes_total") > len(SECRET)
+    assert total(samples, "saveslot_http_sent_bytes_total") > len(SECRET)
+    append = {"store": "sqlite", "verb": "append"}
+    assert total(samples, "saveslot_store_seconds_bucket", **append, le="+Inf") == 1
+    assert 0 < total(samples, "saveslot_store_seconds_sum", **append) < 60
+    assert total(samples, "saveslot_store_outcomes_total", outcome="appended") == 1
+    assert total(samples, "saveslot_store_entries_total", kind="checkpoint") == 1
+    assert total(samples, "saveslot_store_batch_groups_sum") == 1
+    assert total(samples, "saveslot_sessions", namespace="default", state="active") == 1
+    assert SECRET not in str(samples)
+
+
+async def test_metrics_of_what_happens(servers, database):
+    """Leases, orphans, takeovers, streams, the pool and the hot tier are in it, with namespaces of any spelling."""
+    odd = 'a "school"\\7'
+    with serving(database.url, SAVESLOT_HOT=servers.valkey()) as served:
+        namespace = {"ns": odd}
+        path = f"?{urlencode(namespace)}"
+        for name in ("one", "two"):
+            served.request("POST", f"/v1/sessions{path}", {"agent_type": "tutor", "session_id": name})
+        lease = served.request("POST", f"/v1/sessions/one/lease{path}", {}).json["lease_id"]
+        before = read(served)
+        assert total(before, "saveslot_sessions_held", namespace=odd) == 1
+        assert total(before, "saveslot_sessions_orphaned", namespace=odd) == 0
+        served.request("DELETE", f"/v1/sessions/one/lease/{lease}{path}&error=x")
+        assert len(served.request("POST", f"/v1/claims{path}", {}).json["items"]) == 1
+        watching = HTTPConnection(served.address, timeout=60)
+        watching.request("GET", f"/v1/events{path}")
+        assert watching.getresponse().readline()
+        after = read(served)
+        watching.close()
+    assert total(after, "saveslot_store_entries_total", kind="claimed") == 1  # a takeover
+    assert total(after, "saveslot_event_listeners") == 1
+    assert 0 < total(after, "saveslot_store_pool_connections") <= total(after, "saveslot_store_pool_limit")
+    assert total(after, "saveslot_store_seconds_count", store="postgresql", verb="append") >= 5
+    assert total(after, "saveslot_hot_up") == 1
+
+
+async def test_one_scrape_has_all_processes(tmp_path):
+    """With `--workers`, whichever process a scrape reaches, it has what all of them counted, each under its label."""
+    with serving(str(tmp_path / "s.db"), "--workers", "3") as served:
+        for n in range(60):
+            assert served.request("GET", f"/v1/sessions/unknown-{n}").status == 404
+        scrapes = [read(served) for _ in range(8)]
+    for samples in scrapes:
+        assert total(samples, "saveslot_http_requests_total", route="/v1/sessions/{id}") == 60
+        assert {dict(labels)["worker"] for labels in samples["saveslot_info"]} == {"0", "1", "2"}
 
 
 def test_ready_while_the_store_answers(tmp_path):
@@ -42,6 +112,19 @@ def test_ready_while_the_store_answers(tmp_path):
         postgres.start()
         while served.request("GET", "/readyz").status != 200:
             pass
+
+
+async def test_probes_share_a_check(database):
+    """While the database is silent, probes that come together are all answered 503, by one read of the store."""
+    with Proxy(database.url) as way, serving(way.url) as served:
+        assert served.request("GET", "/readyz").status == 200
+        before = total(read(served), "saveslot_store_seconds_count", verb="heads")
+        way.drop()
+        answers = await asyncio.gather(*(asyncio.to_thread(served.request, "GET", "/readyz") for _ in range(12)))
+        assert {(answer.status, answer.json["code"]) for answer in answers} == {(503, "unavailable")}
+        way.heal()
+        reads = total(read(served), "saveslot_store_seconds_count", verb="heads") - before
+        assert 0 < reads <= 3  # one, unless the machine is so slow that a probe comes after its end
 
 
 def test_logs_name_the_request_and_not_its_content(tmp_path):

@@ -73,9 +73,11 @@ class Lifted(Generic[P, R]):
 
 
 def lifted(verb: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Lifted[P, R]:
+    name = verb.__name__  # looked up at each call: traces replace it
+
     @wraps(verb)
     def run(self: Door, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.resident.run(lambda inner: verb(inner, *args, **kwargs))
+        return self.resident.run(lambda inner: getattr(inner, name)(*args, **kwargs))
 
     return Lifted(run)
 

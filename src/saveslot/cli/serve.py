@@ -39,6 +39,7 @@ def serve(
             metavar="ADDRESS", help="Trust X-Forwarded headers of the proxy at this address.", show_default=False
         ),
     ] = None,
+    traces: Annotated[bool, Flag("Send OpenTelemetry traces: run it by opentelemetry-instrument.")] = False,
     common: Common = COMMON,
 ) -> None:
     try:
@@ -65,6 +66,7 @@ def serve(
         key=tls_key,
         log=log,
         proxy=proxy,
+        traces=traces,
     )
     if workers > 1 and common.url.startswith("memory"):
         raise Misuse("serve: --workers needs a store that processes share, not memory:")

@@ -66,13 +66,14 @@ class Server:
             except (Problem, NotFound) as exc:
                 response = _refusal(exc, request, request_id)
             else:
-                response = await self._answer(call)
+                response = await self.answer(call)
             status = response.status_code
             headers = response.raw_headers
             own = {name for name, _ in headers}
             headers += [header for header in _SAFE if header[0] not in own]
             headers.append((b"x-request-id", request_id.encode()))
             await response(scope, receive, send)
+            self.seen.sent += len(getattr(response, "body", b""))
         except ClientDisconnect:
             return
         finally:
@@ -80,7 +81,8 @@ class Server:
                 call.end()
             self.seen.add(call, request.method, status, perf_counter() - began, request_id)
 
-    async def _answer(self, call: Call) -> Response:
+    async def answer(self, call: Call) -> Response:
+        """Carry out a request; every error becomes a problem."""
         request, request_id = call.request, call.request_id
         try:
             admit(call, self.rates)

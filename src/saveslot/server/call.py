@@ -161,6 +161,7 @@ class Call:
                 raise TooLarge("the request", limit=largest, size=size)
             self._hold(len(part))
             parts.append(part)
+        self.seen.received += size
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def decode(self) -> None:

@@ -273,6 +273,11 @@ def feed_of(sessions: SessionManager) -> Feed:
     return feeds[sessions.namespace]
 
 
+def listeners(sessions: SessionManager) -> int:
+    """Count the streams of this server, in all namespaces."""
+    return sum(len(feed.listeners) for feed in _feeds.get(sessions.engine, {}).values())
+
+
 def end_streams(sessions: SessionManager) -> None:
     """End all streams of this server; their clients reconnect, here or at another one."""
     for feed in _feeds.get(sessions.engine, {}).values():

@@ -1,4 +1,6 @@
-"""`saveslot serve --workers N`: several processes on one socket. A process that dies is replaced."""
+"""`saveslot serve --workers N`: several processes on one socket. A process that dies is replaced; if the parent dies,
+they finish their requests and end.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from multiprocessing.connection import Connection, wait
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from saveslot.errors import SaveslotError, Unavailable, from_dict
-from saveslot.server.run import GRACE, Options, bind, serve
+from saveslot.server.run import GRACE, Options, Position, bind, serve
 
 # Each starts as a new interpreter: what the parent has open stays its own.
 SPAWN = multiprocessing.get_context("spawn")
@@ -42,32 +45,33 @@ def serve_alone(options: Options, ready: Callable[[str], None]) -> None:
 def serve_many(options: Options, count: int, ready: Callable[[str], None]) -> None:
     """Serve with `count` processes until this one is told to end; `ready` is called once all of them answer."""
     listening = bind(options.host, options.port)
-    crew = [Member(options, listening) for _ in range(count)]
-    try:
-        for member in crew:
-            member.await_ready()
-        ready(options.place(listening))
-        _supervise(crew)
-    finally:
-        for member in crew:
-            member.process.terminate()
-        ends = time.monotonic() + GRACE + ENDING
-        for member in crew:
-            member.process.join(max(0.0, ends - time.monotonic()))
-            member.process.kill()
-        listening.close()
+    with TemporaryDirectory(prefix="saveslot-") as folder:
+        crew = [Member(options, listening, folder, number) for number in range(count)]
+        try:
+            for member in crew:
+                member.await_ready()
+            ready(options.place(listening))
+            _supervise(crew)
+        finally:
+            for member in crew:
+                member.process.terminate()
+            ends = time.monotonic() + GRACE + ENDING
+            for member in crew:
+                member.process.join(max(0.0, ends - time.monotonic()))
+                member.process.kill()
+            listening.close()
 
 
 class Member:
     """One process. It reports through a pipe that it is ready, or why it cannot be."""
 
-    def __init__(self, options: Options, listening: socket.socket) -> None:
-        self._options, self._listening = options, listening
+    def __init__(self, options: Options, listening: socket.socket, folder: str, number: int) -> None:
+        self._given = options, listening, folder, number
         self.start()
 
     def start(self) -> None:
         self._report, theirs = SPAWN.Pipe(duplex=False)
-        self.process = SPAWN.Process(target=_work, args=(self._options, self._listening, theirs), daemon=True)
+        self.process = SPAWN.Process(target=_work, args=(*self._given, theirs), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -82,10 +86,12 @@ class Member:
         raise from_dict(problem) if problem else Unavailable("a server process did not start; its message is above")
 
 
-def _work(options: Options, listening: socket.socket, report: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent tells it to end
+def _work(options: Options, listening: socket.socket, folder: str, number: int, report: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent tells it to end, or is killed
+    parent = multiprocessing.parent_process()
+    position = None if parent is None or sys.platform == "win32" else Position(number, folder, parent.sentinel)
     try:
-        run(serve(options, listening, lambda: report.send({})))
+        run(serve(options, listening, lambda: report.send({}), position))
     except SaveslotError as exc:
         report.send(exc.to_dict())
 

@@ -6,9 +6,9 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, NamedTuple
 
 import msgspec
 import uvicorn
@@ -20,7 +20,9 @@ from saveslot.server.app import Server
 from saveslot.server.feeds import end_streams
 from saveslot.server.guard import LOOPBACK, RATE, Rates
 from saveslot.server.load import HEADING, UNREAD
+from saveslot.server.metrics import own
 from saveslot.server.seen import log_json
+from saveslot.server.siblings import Siblings
 from saveslot.server.tokens import Tokens
 
 # Seconds that open requests get to finish after SIGTERM.
@@ -88,14 +90,25 @@ class Options(msgspec.Struct, frozen=True):
     key: str | None = None
     log: str = "text"  # or "json": a line for each request
     proxy: str | None = None  # addresses of proxies whose X-Forwarded headers count
+    traces: bool = False
 
     def place(self, listening: socket.socket) -> str:
         host, port, *_ = listening.getsockname()
         return f"{'http' if self.cert is None else 'https'}://{_quoted(host)}:{port}"
 
 
-async def serve(options: Options, listening: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve the store until this process is told to end. `ready` is called once it answers."""
+class Position(NamedTuple):
+    """The position of one process of `--workers`."""
+
+    number: int
+    folder: str  # of their sockets
+    parent: int  # a file that is at its end once the parent process is gone
+
+
+async def serve(
+    options: Options, listening: socket.socket, ready: Callable[[], None], position: Position | None = None
+) -> None:
+    """Serve the store until this process is told to end, or its parent is gone. `ready` is called once it answers."""
     if options.log == "json":
         log_json()
     async with open_sessions(options.url) as sessions:
@@ -108,13 +121,20 @@ async def serve(options: Options, listening: socket.socket, ready: Callable[[], 
                     f"{options.host} can be reached from other machines, so callers need tokens, and the store has "
                     "none; create one first: saveslot token create NAME --scope admin",
                 )
-            app = Server(sessions, tokens, Rates(options.rate), located(options.url)["url"].value)
-            await _serve(options, app, listening, ready)
+            server = _traced_server() if options.traces else Server
+            app = server(sessions, tokens, Rates(options.rate), located(options.url)["url"].value)
+            if position is None:
+                await _serve(options, app, listening, ready)
+            else:
+                async with _siblings(app, position):
+                    await _serve(options, app, listening, ready, position.parent)
         finally:
             await tokens.stop()
 
 
-async def _serve(options: Options, app: Server, listening: socket.socket, ready: Callable[[], None]) -> None:
+async def _serve(
+    options: Options, app: Server, listening: socket.socket, ready: Callable[[], None], parent: int | None = None
+) -> None:
     try:
         config = uvicorn.Config(
             app,
@@ -139,11 +159,38 @@ async def _serve(options: Options, app: Server, listening: socket.socket, ready:
     signals = () if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
     for number in signals:
         loop.add_signal_handler(number, _end, server, app)
+    if parent is not None:
+        loop.add_reader(parent, _orphaned, server, app, parent)
     try:
         await server.serve(sockets=[listening])
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
+
+
+def _orphaned(server: Uvicorn, app: Server, parent: int) -> None:
+    asyncio.get_running_loop().remove_reader(parent)  # it stays at its end
+    _end(server, app)
+
+
+@asynccontextmanager
+async def _siblings(app: Server, position: Position) -> AsyncGenerator[None]:
+    async def figures() -> bytes:
+        return msgspec.json.encode(await own(app.manager, app.room, app.seen))
+
+    siblings = app.seen.siblings = Siblings(position.folder, position.number, figures)
+    await siblings.start()
+    try:
+        yield
+    finally:
+        await siblings.stop()
+
+
+def _traced_server() -> type[Server]:
+    from saveslot.server.traces import TracedServer, start  # OpenTelemetry is an extra
+
+    start()
+    return TracedServer
 
 
 def _end(server: Uvicorn, app: Server) -> None:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from saveslot.server.call import Call
+from saveslot.server.siblings import Siblings
 
 # Upper bounds, in seconds, of the buckets of a request's time.
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -35,6 +36,8 @@ class Timings:
 class Seen:
     def __init__(self) -> None:
         self.routes: dict[tuple[str, str], Timings] = {}
+        self.received = self.sent = 0  # bytes of bodies, as on the wire; those of streams are not counted
+        self.siblings: Siblings | None = None  # with `--workers`
 
     def add(self, call: Call | None, method: str, status: int, seconds: float, request_id: str) -> None:
         """Count an answer, once it was sent. `call`: None if there is no such route."""

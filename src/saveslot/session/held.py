@@ -64,6 +64,7 @@ INTERNAL = frozenset(
         "running",
         "runs",
         "saving",
+        "space",
         "taken",
         "trust",
         "turn",
@@ -120,6 +121,10 @@ class Held(AsyncSteps):
     def key(self) -> bytes:
         return self._log.key
 
+    @property
+    def space(self) -> Space:
+        return self._space
+
     def __repr__(self) -> str:
         ended = "" if self._over is None else " ended"
         return f"<Held {self.id} seq={self._log.at.seq} fence={self.fence}{ended}>"
@@ -174,7 +179,8 @@ class Held(AsyncSteps):
 
     def regain(self, lease: bytes, past: attempts.Attempts, newest: Entry) -> None:
         """Go on with a lease that was taken before, perhaps by another process."""
-        self._lease, self._attempts, self._log.fence = lease, past.failed, self._log.at.fence
+        self._lease, self._log.fence = lease, self._log.at.fence
+        self._attempts = past.failed - 1  # which counts this one as if its owner had died
         if self.session.seen is not None:
             self.session.seen.newest = (newest.seq, newest.append_id)
         if past.cancelled is not None:
@@ -214,9 +220,12 @@ class Held(AsyncSteps):
         failed = error is not None
         await self._leave({"error": attempts.error_text(error), "attempts": self._attempts + 1} if failed else None)
 
-    async def end(self, error: str | None) -> None:
-        """Release a lease that another program held; with an error, as when an exception leaves the block."""
-        await self._leave(None if error is None else {"error": error, "attempts": self._attempts + 1})
+    async def end(self, error: str | None, request: bytes = b"") -> None:
+        """Release a lease that another program held; with an error, as when an exception leaves the block.
+
+        `request` is that of a call with an idempotency key.
+        """
+        await self._leave(None if error is None else {"error": error, "attempts": self._attempts + 1}, request)
 
     def release_soon(self, error: BaseException) -> None:
         """Release in the background: the caller was interrupted."""
@@ -226,11 +235,11 @@ class Held(AsyncSteps):
         """Release a session that no caller got: an orphan is one again, and this was not an attempt."""
         await self._leave({"attempts": self._attempts} if self._claimed else None)
 
-    async def _leave(self, note: Data | None) -> None:
+    async def _leave(self, note: Data | None, request: bytes = b"") -> None:
         if self._over is not None:
             return
         try:
-            await self._release(note)
+            await self._release(note, request)
         except (LeaseLost, NotFound) as exc:
             self.lose(exc)
         except Unavailable:  # outcome unknown: released when the store is back, or expires
@@ -247,7 +256,7 @@ class Held(AsyncSteps):
         self._over = self._over or why
 
     @once_in(_where)
-    async def _release(self, note: Data | None) -> None:
+    async def _release(self, note: Data | None, request: bytes) -> None:
         async def decide(log: Log) -> Draft | None:
             if log.at.lease != self._lease:
                 return None
@@ -260,6 +269,7 @@ class Held(AsyncSteps):
             else:
                 draft.release(note)
             draft.landed = released
+            draft.group.entries[-1].request = request
             return draft
 
         def released(log: Log, _draft: Draft, _verdict: Verdict) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from saveslot.errors import InvalidInput
-from saveslot.stores.wire.metrics import Counters
+from saveslot.stores.wire.metrics import Calls, Counters
 from saveslot.values.checks import as_text
 from saveslot.values.log import (
     ALL,
@@ -119,11 +119,16 @@ class Store(Protocol):
     # Beside the ten primitives: a store's traits, counters and upkeep. By default it has no traits, counts nothing and
     # needs no upkeep.
 
+    kind: str = "custom"  # the backend's name, for metrics and traces
     traits: Traits = Traits()
     counters: Counters | None = None  # events that only the store itself sees, such as its own retries
 
     def metrics(self) -> dict[str, Any]:
         """Metrics by tier; {} if the store does not count."""
+        return {}
+
+    def calls(self) -> dict[tuple[str, str], Calls]:
+        """The same counts of calls, by store and verb, as they are kept."""
         return {}
 
     async def tend(self) -> None:

@@ -65,6 +65,7 @@ class _Crewman(msgspec.Struct):
 
 
 class MemoryStore(Store):
+    kind = "memory"
     traits = Traits(local=True)
 
     def __init__(self, clock: Callable[[], int] = clock, uptime: Callable[[], int] = uptime) -> None:

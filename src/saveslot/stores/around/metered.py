@@ -10,6 +10,7 @@ from typing import Any
 from saveslot.stores import Store
 from saveslot.stores.around.wrapper import PassingStore
 from saveslot.stores.wire.metrics import Calls, Counters
+from saveslot.values.kinds import Kind
 from saveslot.values.log import (
     ALL,
     Counts,
@@ -59,7 +60,8 @@ class MeteredStore(PassingStore):
         self._reads = {verb: Calls() for verb in READS}
         self._others = {"empty": Calls(), "swap": Calls(), "purge": Calls()}
         self._outcomes = dict.fromkeys(Outcome, 0)
-        self._entries = self._bytes = self._sent = self._wakeups = 0
+        self._kinds = [0] * len(Kind)
+        self._bytes = self._sent = self._wakeups = 0
 
     def metrics(self) -> dict[str, Any]:
         inside = self._inside
@@ -68,12 +70,14 @@ class MeteredStore(PassingStore):
                 "appends": {
                     **self._append.to_dict(),
                     "groups": self._outcomes[APPENDED],
-                    "entries": self._entries,
+                    "entries": sum(self._kinds),
+                    "kinds": self._by_kind(),
                     "bytes": self._bytes,
                     "outcomes": {outcome.value: many for outcome, many in self._outcomes.items()},
                 },
                 "batches": {"count": inside.batches.count, "groups": inside.batches.percentiles()},
                 "retries": inside.retries,
+                **({} if inside.pool is None else {"pool": inside.pool()}),
                 **{verb: calls.to_dict() for verb, calls in self._reads.items()},
                 "shared_heads": inside.shared,
                 "bytes_read": self._sent,
@@ -88,6 +92,17 @@ class MeteredStore(PassingStore):
             }
         }
 
+    def _by_kind(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for kind, many in zip(Kind, self._kinds, strict=True):
+            if many:
+                counts[kind.label] = counts.get(kind.label, 0) + many
+        return counts
+
+    def calls(self) -> dict[tuple[str, str], Calls]:
+        known = {"append": self._append, **self._reads, "beat": self._beat, "renewal": self._renewal, **self._others}
+        return {(self.kind, verb): calls for verb, calls in known.items()}
+
     async def append(self, groups: Sequence[Group], *, together: bool = False) -> list[Verdict]:
         start = perf_counter_ns()
         try:
@@ -100,8 +115,8 @@ class MeteredStore(PassingStore):
         for group, verdict in zip(groups, verdicts, strict=True):
             self._outcomes[verdict.outcome] += 1
             if verdict.outcome is APPENDED:
-                self._entries += len(group.entries)
                 for entry in group.entries:
+                    self._kinds[entry.kind] += 1
                     self._bytes += len(entry.frame or b"") + len(entry.note or b"")
         return verdicts
 

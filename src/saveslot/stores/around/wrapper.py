@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from saveslot.stores import Store
+from saveslot.stores.wire.metrics import Calls
 from saveslot.values.log import (
     ALL,
     Counts,
@@ -27,6 +28,7 @@ from saveslot.values.log import (
 class PassingStore(Store):
     def __init__(self, store: Store) -> None:
         self._inner = store
+        self.kind = store.kind
         self.traits = store.traits
         self.counters = store.counters
 
@@ -73,6 +75,9 @@ class PassingStore(Store):
 
     def metrics(self) -> dict[str, Any]:
         return self._inner.metrics()
+
+    def calls(self) -> dict[tuple[str, str], Calls]:
+        return self._inner.calls()
 
     async def close(self) -> None:
         await self._inner.close()

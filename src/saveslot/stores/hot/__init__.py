@@ -27,6 +27,7 @@ from saveslot.stores.hot.connection import Connection, HotMetrics, Operation
 from saveslot.stores.hot.copies import GONE, Copies, Copy, Name, state_of, whole
 from saveslot.stores.hot.news import News
 from saveslot.stores.wire.loops import set_within
+from saveslot.stores.wire.metrics import Calls
 from saveslot.values.kinds import DATA_KINDS
 from saveslot.values.log import Entry, Event, Group, Head, Outcome, Place, Query, Ref, Row, Verdict, Wanted
 from saveslot.values.recipe import Recipe
@@ -60,6 +61,9 @@ class TieredStore(PassingStore):
 
     def metrics(self) -> dict[str, Any]:
         return {"hot": self._connection.metrics(), **self._durable.metrics()}
+
+    def calls(self) -> dict[tuple[str, str], Calls]:
+        return {**self._connection.calls(), **self._durable.calls()}
 
     @property
     def counts(self) -> HotMetrics:

@@ -104,6 +104,9 @@ class Connection:
         calls = {verb: calls.to_dict() for verb, calls in self._calls.items()}
         return {**msgspec.structs.asdict(self.counts), "breaker": self.breaker.state, **calls}
 
+    def calls(self) -> dict[tuple[str, str], Calls]:
+        return {("hot", verb): calls for verb, calls in self._calls.items()}
+
     @property
     def ready(self) -> bool:
         """True once there is a client. If there is none, create it soon."""

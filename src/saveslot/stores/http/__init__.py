@@ -52,6 +52,8 @@ class Refused(Verdict, kw_only=True):
 
 
 class HttpStore(Store):
+    kind = "http"
+
     def __init__(self, servers: Servers, traits: Traits) -> None:
         self._servers = servers
         self.traits = traits

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
@@ -40,6 +40,9 @@ OK, TOO_MANY, BUSY = 200, 429, 503
 
 
 class Servers:
+    # Further lines for the head of each request, each with its line end: the caller's trace, if `saveslot.otel` traces.
+    headers: Callable[[], str] = str
+
     def __init__(self, address: Address, token: str | None, *, patient: bool = True) -> None:
         self._hosts = list(address.hosts)
         self._shown = address.shown
@@ -51,6 +54,7 @@ class Servers:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beside: dict[asyncio.AbstractEventLoop, AsyncGenerator[Connection]] = {}
         self.counters = Counters()
+        self.counters.pool = self._pools[False].metrics
 
     def __repr__(self) -> str:
         return self._shown
@@ -157,7 +161,7 @@ class Servers:
         token = "" if self._token is None else f"authorization: Bearer {self._token}\r\n"
         return (
             f"POST {self._prefix}{verb} HTTP/1.1\r\nhost: {self._hosts[0]}\r\ncontent-type: {MSGPACK}\r\n{token}"
-            f"content-length: {len(request)}\r\n\r\n"
+            f"{self.headers()}content-length: {len(request)}\r\n\r\n"
         ).encode("latin-1")
 
     async def close(self) -> None:

@@ -72,6 +72,8 @@ PURGING = "set local lock_timeout = '2s'; set local idle_in_transaction_session_
 
 
 class PostgresStore(Store):
+    kind = "postgresql"
+
     def __init__(
         self, server: Server, clock: Callable[[], int] | None = None, uptime: Callable[[], int] | None = None
     ) -> None:

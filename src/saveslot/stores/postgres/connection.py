@@ -107,6 +107,7 @@ class Server:
         self._loop, self._deadlines = asyncio.get_running_loop(), Deadlines()
         if not self._theirs and self._connections is None:
             self._connections = Pool(self._connected, POOL)
+            self.counters.pool = self._connections.metrics
         try:
             if not self._current:
                 await self._tried(self._look)

@@ -77,6 +77,7 @@ def _events(connection: apsw.Connection, namespace: str, key: bytes | None, afte
 
 
 class SqliteStore(Store):
+    kind = "sqlite"
     traits = Traits(serial=True, local=True)
     Landing = Landing  # tests replace it with a faulty one
 

@@ -95,8 +95,13 @@ async def formats(url: str) -> tuple[int, int]:
 
 
 async def namespaces(url: str, most: int) -> list[str]:
-    with looking(sqlite_path(url)) as connection:
-        return [name for (name,) in connection.execute(NAMESPACES.format(sessions="sessions", most=most))]
+    try:
+        with looking(sqlite_path(url)) as connection:
+            if version(connection)[0] <= 0:
+                return []
+            return [name for (name,) in connection.execute(NAMESPACES.format(sessions="sessions", most=most))]
+    except apsw.CantOpenError:  # the first write creates the file
+        return []
 
 
 def version(connection: apsw.Connection) -> tuple[int, int]:

@@ -61,6 +61,8 @@ NOT_YET = "a Valkey store cannot erase sessions or rewrap their keys yet; its se
 
 
 class ValkeyStore(Store):
+    kind = "valkey"
+
     def __init__(
         self,
         server: Server,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
 from typing import Any, cast
 
 from saveslot.errors import Unavailable
@@ -97,7 +98,7 @@ class Batches:
         """Start lanes. Each takes its batch in its own turn: by then, callers woken together have arrived."""
         while self._under_way < LANES and len(self._waiting) > len(self._starting) * WORTH_SPLITTING:
             self._under_way += 1
-            lane = running().create_task(self._run())
+            lane = running().create_task(self._run(), context=Context())  # of no caller: it writes for all of them
             self._starting.add(lane)
             self._lanes.add(lane)  # the event loop alone would forget it
             lane.add_done_callback(self._ended)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
 from typing import Generic, TypeVar
 
 from saveslot.errors import InvalidInput, Unavailable
@@ -63,7 +64,7 @@ class Joining(Generic[Q, A]):
             self._busy -= 1
             return
         self._counters.shared += len(batch) - 1
-        lane = asyncio.ensure_future(self._run(batch))
+        lane = asyncio.get_running_loop().create_task(self._run(batch), context=Context())  # of no caller
         self._lanes.add(lane)
         lane.add_done_callback(self._ended)
 

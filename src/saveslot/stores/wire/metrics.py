@@ -5,6 +5,7 @@ A counter is written by one thread at a time; what several threads count has a c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import log2
 from typing import Any
 
@@ -18,11 +19,12 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 class Spread:
     """A histogram with buckets that grow with the value, for percentiles."""
 
-    __slots__ = ("buckets", "largest")
+    __slots__ = ("buckets", "largest", "total")
 
     def __init__(self) -> None:
         self.buckets = [0] * BUCKETS
         self.largest = 0
+        self.total = 0
 
     @property
     def count(self) -> int:
@@ -30,8 +32,13 @@ class Spread:
 
     def add(self, value: int) -> None:
         self.buckets[int(log2(value + 1) * FINE)] += 1
+        self.total += value
         if value > self.largest:  # noqa: PLR1730  (`max` would cost as much as all the rest)
             self.largest = value
+
+    def upto(self, value: int) -> int:
+        """Count the values up to this one, and some that are at most 10 % above it: none above 2^n - 2."""
+        return sum(self.buckets[: int(log2(value + 1) * FINE) + 1])
 
     def percentiles(self, unit: float = 1) -> dict[str, float]:
         """p50, p90, p99 and max, in that unit; all 0 if nothing was counted."""
@@ -66,9 +73,10 @@ class Calls:
 class Counters:
     """Counts that only the store itself can take."""
 
-    __slots__ = ("batches", "retries", "shared")
+    __slots__ = ("batches", "pool", "retries", "shared")
 
     def __init__(self) -> None:
+        self.pool: Callable[[], dict[str, int]] | None = None  # of connections, once there is one
         self.batches = Spread()  # groups per transaction
         self.retries = 0  # statements repeated: a connection broke, or another process held the lock
         self.shared = 0  # calls for heads that shared another call's query

@@ -20,12 +20,16 @@ UNUSED = 300.0
 class Pool:
     def __init__(self, connect: Callable[[], Awaitable[Any]], most: int) -> None:
         self._connect = connect
+        self._most = most
+        self._waits = 0  # callers that found all connections lent
         self._free = asyncio.Semaphore(most)
         self._idle: deque[tuple[float, Any]] = deque()  # idle since, connection; last used at the end
         self._lent: set[Any] = set()
         self._closed = False
 
     async def take(self) -> Any:
+        if self._free.locked():
+            self._waits += 1
         await self._free.acquire()
         try:
             while self._idle:
@@ -54,6 +58,9 @@ class Pool:
             if now - self._idle[0][0] > UNUSED:
                 self._idle.popleft()[1].terminate()
         self._free.release()
+
+    def metrics(self) -> dict[str, int]:
+        return {"most": self._most, "used": len(self._lent), "idle": len(self._idle), "waits": self._waits}
 
     def doubt(self) -> None:
         """A connection was silent: terminate the idle ones, which may be as dead."""
