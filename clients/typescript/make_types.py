@@ -24,6 +24,7 @@ OPERATIONS = {
     "POST /v1/sessions/{id}/complete": "",
     "POST /v1/sessions/{id}/fail": "",
     "POST /v1/sessions/{id}/lease": "",
+    "POST /v1/sessions/{id}/steps": "",
     "POST /v1/claims": "",
     "GET /v1/events": "EventsQuery",
 }

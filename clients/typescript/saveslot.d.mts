@@ -55,9 +55,9 @@ export class SessionManager {
     deleteSession(id: string, seen: string): Promise<void>;
     /**
      * Hold a session: until the lease ends, nobody else saves checkpoints.
-     * @param {string} id @param {NewLease} [lease] @returns {Promise<Lease>}
+     * @param {string} id @param {NewLease} [lease] @param {Pick<Write, "key" | "signal">} [write] @returns {Promise<Lease>}
      */
-    lease(id: string, lease?: NewLease): Promise<Lease>;
+    lease(id: string, lease?: NewLease, write?: Pick<Write, "key" | "signal">): Promise<Lease>;
     /** Take over sessions whose workers died. @param {Claim} [claim] @returns {Promise<Lease[]>} */
     claim(claim?: Claim): Promise<Lease[]>;
     /** From here on it lasts `ttl` seconds again. @param {Lease} lease @returns {Promise<Lease>} */
@@ -67,6 +67,22 @@ export class SessionManager {
      * @param {Lease} lease @param {string} [error] @returns {Promise<void>}
      */
     release(lease: Lease, error?: string): Promise<void>;
+    /**
+     * Do something once, under a lease: a finished step returns its stored result, and `work` is not called. `work` gets
+     * the key by which what it calls can recognise a repetition, and the number of this attempt. The result is stored as
+     * JSON. With `mode: "at_most_once"`, a step that was begun and not ended is `step_unknown`, unless `on_unknown` says
+     * otherwise.
+     * @param {Lease} lease @param {string} name
+     * @param {(run: { idempotencyKey: string, attempt: number }) => unknown} work
+     * @param {Omit<NewStep, "name"> & { signal?: AbortSignal }} [options]
+     * @returns {Promise<any>}
+     */
+    step(lease: Lease, name: string, work: (run: {
+        idempotencyKey: string;
+        attempt: number;
+    }) => unknown, { signal, ...options }?: Omit<NewStep, "name"> & {
+        signal?: AbortSignal;
+    }): Promise<any>;
     /**
      * What is appended, from now or after `after`, an event's `id`. A lost connection is taken up again after the last
      * event, at any server of the store, without a gap or a repeat. It ends when `signal` aborts.
@@ -120,5 +136,6 @@ import type { SessionChanges } from "./types.d.ts";
 import type { NewLease } from "./types.d.ts";
 import type { Lease } from "./types.d.ts";
 import type { Claim } from "./types.d.ts";
+import type { NewStep } from "./types.d.ts";
 import type { EventsQuery } from "./types.d.ts";
 import type { ServerEvent } from "./types.d.ts";

@@ -7,8 +7,9 @@
  */
 
 /**
- * @import { Claim, Data, DataQuery, EventsQuery, Lease, NewCheckpoint, NewLease, NewSession } from "./types.d.ts"
+ * @import { Claim, Data, DataQuery, EventsQuery, Lease, NewCheckpoint, NewLease, NewSession, NewStep } from "./types.d.ts"
  * @import { PageOfLease, Problem, SavedCheckpoint, ServerEvent, Session, SessionChanges, SessionQuery } from "./types.d.ts"
+ * @import { StepRun } from "./types.d.ts"
  */
 /**
  * Options of a write. `seen`: the version that it follows, or "*"; the server refuses it if there is a newer one.
@@ -116,10 +117,10 @@ export class SessionManager {
 
   /**
    * Hold a session: until the lease ends, nobody else saves checkpoints.
-   * @param {string} id @param {NewLease} [lease] @returns {Promise<Lease>}
+   * @param {string} id @param {NewLease} [lease] @param {Pick<Write, "key" | "signal">} [write] @returns {Promise<Lease>}
    */
-  lease(id, lease = {}) {
-    return this.request("POST", `${at(id)}/lease`, { body: lease });
+  lease(id, lease = {}, write) {
+    return this.#write("POST", `${at(id)}/lease`, lease, write);
   }
 
   /** Take over sessions whose workers died. @param {Claim} [claim] @returns {Promise<Lease[]>} */
@@ -138,7 +139,39 @@ export class SessionManager {
    * @param {Lease} lease @param {string} [error] @returns {Promise<void>}
    */
   release(lease, error) {
-    return this.request("DELETE", leased(lease), { query: { error } });
+    return this.request("DELETE", leased(lease), { query: { error }, headers: { "idempotency-key": crypto.randomUUID() } });
+  }
+
+  /**
+   * Do something once, under a lease: a finished step returns its stored result, and `work` is not called. `work` gets
+   * the key by which what it calls can recognise a repetition, and the number of this attempt. The result is stored as
+   * JSON. With `mode: "at_most_once"`, a step that was begun and not ended is `step_unknown`, unless `on_unknown` says
+   * otherwise.
+   * @param {Lease} lease @param {string} name
+   * @param {(run: { idempotencyKey: string, attempt: number }) => unknown} work
+   * @param {Omit<NewStep, "name"> & { signal?: AbortSignal }} [options]
+   * @returns {Promise<any>}
+   */
+  async step(lease, name, work, { signal, ...options } = {}) {
+    const steps = `${at(lease.session_id)}/steps`;
+    const end = [steps, ...[name, options.key].filter((part) => part != null).map((part) => encodeURIComponent(String(part)))].join("/");
+    const write = { lease, signal };
+    for (;;) {
+      const run = /** @type {StepRun} */ (await this.#write("POST", steps, { name, ...options }, write));
+      if (run.state === "finished") return run.result;
+      if (run.pause) await pause(0, run.pause, signal);
+      let result;
+      try {
+        result = (await work({ idempotencyKey: run.idempotency_key, attempt: run.attempt })) ?? null;
+      } catch (error) {
+        const again = run.attempt <= (options.retries ?? 0);
+        await this.#write("POST", end, { error: String(error), again }, write);
+        if (again) continue;
+        throw error;
+      }
+      await this.#write("POST", end, { result }, write);
+      return result;
+    }
   }
 
   /**

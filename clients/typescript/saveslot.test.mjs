@@ -190,6 +190,38 @@ test("only the holder of a lease saves, until it gives the lease up", async () =
   assert.equal((await sessions.fail("held", "gave up", { lease: claimed })).state, "failed");
 });
 
+test("a step under a lease runs once, whoever asks for it again", async () => {
+  await sessions.createSession({ agent_type: "tutor", session_id: "steps" });
+  const first = await sessions.lease("steps");
+  const keys = [];
+  const pay = ({ idempotencyKey }) => (keys.push(idempotencyKey), { paid: keys.length });
+  assert.deepEqual(await sessions.step(first, "pay", pay, { key: "7/a" }), { paid: 1 });
+  assert.deepEqual(await sessions.step(first, "pay", pay, { key: "7/a" }), { paid: 1 });
+  const attempts = [];
+  const shaky = ({ attempt }) => {
+    attempts.push(attempt);
+    if (attempt < 3) throw new Error("busy");
+  };
+  assert.equal(await sessions.step(first, "mail", shaky, { retries: 2, backoff: 0.01 }), null);
+  assert.deepEqual(attempts, [1, 2, 3]);
+  const broken = () => Promise.reject(new Error("no"));
+  assert.equal((await refusal(sessions.step(first, "broken", broken))).message, "no");
+  assert.equal((await refusal(sessions.step(first, "broken", () => 1))).code, "step_failed");
+  assert.equal(await sessions.step(first, "broken", () => 1, { retry: true }), 1);
+
+  // A worker dies within a step that runs at most once: after the takeover nobody runs it again unasked.
+  const proxy = await proxied(url);
+  const dying = new SessionManager(proxy.url, { timeout: 1000 }).step(first, "charge", () => proxy.close(), { mode: "at_most_once" });
+  assert.equal((await refusal(dying)).code, "unavailable");
+  await sessions.release(first, "it died");
+  const [second] = await sessions.claim({ agent_type: "tutor", wait: 5 });
+  assert.equal((await refusal(sessions.step(second, "charge", () => 1, { mode: "at_most_once" }))).code, "step_unknown");
+  assert.equal(await sessions.step(second, "charge", () => 2, { mode: "at_most_once", on_unknown: "retry" }), 2);
+  assert.deepEqual(await sessions.step(second, "pay", pay, { key: "7/a" }), { paid: 1 });
+  assert.equal(keys.length, 1);
+  await sessions.release(second);
+});
+
 test("a token opens its namespaces only, and what is above its rate waits", async () => {
   const argv = ["token", "create", "own", "--scope", "write", "--namespace", "school-7", "--store", join(folder, "closed.db")];
   const token = execFileSync("saveslot", argv, { encoding: "utf8" }).trim();

@@ -199,6 +199,22 @@ export interface NewSession {
   max_attempts?: number | null;
 }
 
+/** A step to begin. Its name and key identify it for the session's whole life. */
+export interface NewStep {
+  name: string;
+  key?: string | null;
+  /** `at_most_once`: its start is in the log before it runs, and it is not run again after that. */
+  mode?: "at_most_once" | "idempotent";
+  /** What to do with one that started, and may have finished. */
+  on_unknown?: "fail" | "retry" | "skip";
+  /** Run it again if it has failed. */
+  retry?: boolean;
+  /** Attempts after the first one. */
+  retries?: number;
+  /** Seconds before the second attempt; then doubled. */
+  backoff?: number;
+}
+
 /** The worker that holds a session. `left`: seconds until others may take it, 0 if they may. */
 export interface Owner {
   worker: string;
@@ -337,6 +353,17 @@ export interface StepMark {
   error: string;
   attempt: number;
   idempotency_key: string;
+}
+
+/** A step to run now, or one that has a result. `pause`: seconds to wait before this attempt. */
+export interface StepRun {
+  name: string;
+  key: string | null;
+  state: "finished" | "run";
+  idempotency_key: string;
+  attempt: number;
+  pause?: number;
+  result?: unknown;
 }
 
 /** The entry that a rollback went back to. */

@@ -10,6 +10,7 @@ from saveslot.session.draft import Draft
 from saveslot.session.engine import Space, passerby, scope_of
 from saveslot.session.log import Log
 from saveslot.session.model import AgentSession
+from saveslot.session.requests import entry_of, request
 from saveslot.session.retries import CALL, once_in
 from saveslot.values.checks import as_label, as_name
 from saveslot.values.lifecycle import SessionState, follow
@@ -17,34 +18,43 @@ from saveslot.values.log import FOREVER, NO_WORKER, Head, Outcome
 
 
 @once_in(scope_of)
-async def cancel(sessions: Space, id: AgentSession | str, reason: str = "") -> SessionState:
+async def cancel(
+    sessions: Space, id: AgentSession | str, reason: str = "", *, idempotency_key: str | None = None
+) -> SessionState:
     """Stop the work on a session; return its state: `failed`, or while a worker holds it still `active` or `paused`.
 
     The holder's `cancelled` is set within a heartbeat, and its next verb raises `Cancelled`, except `checkpoint`,
-    `complete` and `fail`. When it leaves, or dies, the session fails with the reason `cancelled`.
+    `complete` and `fail`. When it leaves, or dies, the session fails with the reason `cancelled`. The same call with
+    the same `idempotency_key` changes nothing, and returns the state as it is by then.
     """
     session_id, reason = as_name(getattr(id, "session_id", id), "id"), as_label(reason, "reason")
+    call_id = request(idempotency_key, "cancel", {"reason": reason})
     author = passerby(sessions, session_id, fresh=True, insists=True)
     silent: bytes | None = None  # the newest entry when its owner was found silent, but not known to be dead
 
-    async def decide(log: Log) -> Draft:
+    async def decide(log: Log) -> Draft | None:
         nonlocal silent
         head = cast("Head", author.head)
+        if await entry_of(sessions.engine.vault, log.key, call_id) is not None:
+            return None
         follow(log.at.state, "cancel")
         if head.row.locked is not None:
             raise head.row.locked
         if head.row.lease is None or head.row.owner == NO_WORKER:
-            return attempts.cancellation(head, reason)
-        if not head.row.left and silent != head.last.append_id:
+            draft = attempts.cancellation(head, reason)
+        elif not head.row.left and silent != head.last.append_id:
             silent = head.last.append_id
             draft = attempts.cancellation(head, reason)
             draft.group.only_orphan = FOREVER  # only if its owner has been declared dead, or left
-            return draft
-        draft = log.draft()
-        draft.cancel(reason)
+        else:
+            draft = log.draft()
+            draft.cancel(reason)
+        draft.group.entries[-1].request = call_id
         return draft
 
-    draft = await _earlier(sessions) or cast("Draft", await change(author, decide))
+    draft = await _earlier(sessions) or await change(author, decide)
+    if draft is None:
+        return SessionState(cast("Head", author.head).row.state)
     await sessions.engine.tell(draft.at.lease)
     return draft.at.state
 

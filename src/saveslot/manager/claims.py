@@ -311,8 +311,8 @@ def _open(sessions: Space, head: Head, query: Query) -> bool:
     return row.state == query.state and (row.lease is None) == query.unowned
 
 
-async def taken(sessions: Space, session_id: str, register: Register | None = None) -> Held:
-    """Take the session if it is free or an orphan; else `LeaseHeld`."""
+async def taken(sessions: Space, session_id: str, register: Register | None = None, request: bytes = b"") -> Held:
+    """Take the session if it is free or an orphan; else `LeaseHeld`. `request`: of a call with an idempotency key."""
     engine = sessions.engine
     starting = engine.start(engine.alive())  # writes the worker row the first time, while the session is read
     starting.add_done_callback(_heard)
@@ -335,7 +335,8 @@ async def taken(sessions: Space, session_id: str, register: Register | None = No
         else:
             candidates = [(head, log, past.failed - stray)]  # a stray's was no attempt
         # Its state is read while it is being taken: two round trips in all, unless its owner is dead.
-        taking = asyncio.ensure_future(_take_all(sessions, candidates, orphans=orphan, register=register))
+        work = _take_all(sessions, candidates, orphans=orphan, register=register, request=request)
+        taking = asyncio.ensure_future(work)
         try:
             ours, state = await asyncio.gather(taking, log.load_data(), return_exceptions=True)
         except asyncio.CancelledError:
@@ -354,10 +355,10 @@ async def taken(sessions: Space, session_id: str, register: Register | None = No
 
 
 async def _take_all(
-    sessions: Space, candidates: list[Candidate], *, orphans: bool, register: Register | None
+    sessions: Space, candidates: list[Candidate], *, orphans: bool, register: Register | None, request: bytes = b""
 ) -> list[Held]:
     """Take these, except those that another worker took first. If the caller is cancelled, release them."""
-    task = sessions.engine.start(_take(sessions, candidates, orphans=orphans, register=register))
+    task = sessions.engine.start(_take(sessions, candidates, orphans=orphans, register=register, request=request))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -366,7 +367,7 @@ async def _take_all(
 
 
 async def _take(
-    sessions: Space, candidates: list[Candidate], *, orphans: bool, register: Register | None
+    sessions: Space, candidates: list[Candidate], *, orphans: bool, register: Register | None, request: bytes
 ) -> list[Held]:
     worker = await sessions.engine.alive()
     # Evaluated now, not when the sessions were found: this process, and the whole store, may have been stopped since.
@@ -376,6 +377,7 @@ async def _take(
         held = Held(sessions, worker if register is None else await register(), head, log)
         draft = held.drafted(Kind.CLAIMED if orphans else Kind.TAKEN, os.urandom(16), failed, head.row.beaten)
         draft.group.only_orphan = patience
+        draft.group.entries[-1].request = request
         taking.append((held, draft))
     try:
         verdicts = await sessions.engine.vault.append([draft.group for _, draft in taking])

@@ -15,12 +15,14 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from saveslot.errors import Conflict, InvalidInput, LeaseHeld, LeaseLost, SaveslotError
+from saveslot.errors import Conflict, InvalidInput, LeaseHeld, LeaseLost, SaveslotError, Unavailable
 from saveslot.manager.claims import FIRST, LONGEST, RETRY, claimed_now, taken
+from saveslot.manager.lifecycle import repeated
 from saveslot.session import attempts
 from saveslot.session.attempts import Limit
 from saveslot.session.engine import Engine, Space
 from saveslot.session.held import Held
+from saveslot.session.requests import entry_of, request
 from saveslot.session.worker import Tenant, jittered, new_worker
 from saveslot.values.checks import Data, Span, as_count, as_label, as_name, as_span
 from saveslot.values.log import NO_WORKER, Head, Worker as WorkerRow
@@ -65,18 +67,36 @@ class Renewal(msgspec.Struct, frozen=True):
         return msgspec.structs.asdict(self)
 
 
-async def lease(sessions: Space, id: str, worker: str, *, wait: Span = 0) -> Lease:
-    """Take a session; `LeaseHeld` if another worker has it for `wait` seconds."""
+async def lease(sessions: Space, id: str, worker: str, *, wait: Span = 0, idempotency_key: str | None = None) -> Lease:
+    """Take a session; `LeaseHeld` if another worker has it for `wait` seconds.
+
+    The same call with the same `idempotency_key` gets the same lease, renewed; `LeaseLost` if that has ended.
+    """
     session_id, name = as_name(id, "id"), as_name(worker, "worker")
+    call_id = request(idempotency_key, "lease", {"worker": name})
     end = asyncio.get_running_loop().time() + as_span(wait, "wait")
-    while True:
+    earlier = await _earlier(sessions, session_id, call_id)
+    while earlier is None:
         try:
-            return _given(sessions, await taken(sessions, session_id, lambda: _registered(sessions, name)))
+            held = await taken(sessions, session_id, lambda: _registered(sessions, name), call_id)
+            return _given(sessions, held)
         except LeaseHeld:
+            if (earlier := await _earlier(sessions, session_id, call_id)) is not None:  # the same call, just now
+                break
             left = end - asyncio.get_running_loop().time()
             if left <= 0:
                 raise
             await asyncio.sleep(min(left, jittered(RETRY)))
+    return await renew_one(sessions, session_id, earlier)
+
+
+async def _earlier(sessions: Space, id: str, call_id: bytes) -> str | None:
+    """Return the id of the lease that the same call took before."""
+    if not call_id:
+        return None
+    head = await sessions.lookup.existing(id)
+    entry = await entry_of(sessions.engine.vault, head.row.key, call_id)
+    return None if entry is None else (entry.lease or b"").hex()
 
 
 async def lease_orphans(
@@ -125,15 +145,38 @@ async def renew_one(sessions: Space, id: str, lease_id: str) -> Lease:
     return Lease(row.session_id, lease_id, row.worker, row.fence, float(TTL), known, past.cancelled is not None)
 
 
-async def end_lease(sessions: Space, id: str, lease_id: str, error: str | None = None) -> None:
-    """Give up a lease; with an error, other workers may claim the session, as when a `hold` block raises."""
+async def end_lease(
+    sessions: Space, id: str, lease_id: str, error: str | None = None, *, idempotency_key: str | None = None
+) -> None:
+    """Give up a lease; with an error, other workers may claim the session, as when a `hold` block raises.
+
+    The same call with the same `idempotency_key` does nothing.
+    """
+    call_id = request(idempotency_key, "release", {"lease_id": lease_id, "error": error})
+    if await repeated(sessions, id, call_id):
+        return
     held = await _held(sessions, id, lease_id)
-    await held.end(error)
+    await held.end(error, call_id)
+    if held.worker.parting:
+        raise Unavailable("the store did not answer, so the lease may count until its time is over; retry")
     await _retired(sessions, held)
 
 
-async def under(sessions: Space, id: str, lease_id: str, seen: str | None, write: Callable[[Held], Awaitable[R]]) -> R:
-    """Write under a lease. Another server may write under the same one: then decide again after what it wrote."""
+async def under(
+    sessions: Space,
+    id: str,
+    lease_id: str,
+    seen: str | None,
+    write: Callable[[Held], Awaitable[R]],
+    *,
+    fresh: bool = False,
+) -> R:
+    """Write under a lease. Another server may write under the same one: then decide again after what it wrote.
+
+    `fresh`: `write` may decide to write nothing, so it is called with the session as it is now.
+    """
+    if fresh:
+        _forget(sessions, lease_id)
     for attempt in range(1, ATTEMPTS + 1):
         held = await _held(sessions, id, lease_id)
         try:

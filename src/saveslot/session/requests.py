@@ -19,6 +19,7 @@ from saveslot.values.log import ID, Entry, Query, Row, Wanted
 T = TypeVar("T", Entry, Row)
 
 PATH = "idempotency_key"
+USED = "was used for another call; draw a new key for each call, and keep it for its retries"
 
 
 def request(key: str | None, verb: str, content: Mapping[str, Any], path: str = PATH, scope: bytes = b"") -> bytes:
@@ -58,5 +59,5 @@ async def row_of(store: Store, namespace: str, request: bytes) -> Row | None:
 
 def _same(answer: T, request: bytes, path: str) -> T:
     if answer.request != request:
-        raise InvalidInput(path, "was used for another call; draw a new key for each call, and keep it for its retries")
+        raise InvalidInput(path, USED)
     return answer

@@ -55,6 +55,7 @@ class Run:
         self.done = done
         self.ask = ask  # `on_unknown`: returns the result of an interrupted step
         self.repeated = False  # a step without a key that returned a result in this hold before
+        self.request = b""  # of the call that is made now, if that has an idempotency key
 
     @property
     def id(self) -> StepId:
@@ -181,10 +182,11 @@ class Runs:
         async with self._log.turns:
             return list(await self._journaled())
 
-    async def begin(self, call: StepCall[Any], thread: int | None = None) -> Run:
+    async def begin(self, call: StepCall[Any], thread: int | None = None, request: bytes = b"") -> Run:
         """Wait for other callers of this step, then look it up: it may have a result. Always `end` the run.
 
-        `thread` is a synchronous caller's. If that was interrupted before it got the run, the run has ended.
+        `thread` is a synchronous caller's. If that was interrupted before it got the run, the run has ended. `request`
+        is that of a call with an idempotency key.
         """
         name, options = call.name, call.options
         key = options.key
@@ -195,7 +197,7 @@ class Runs:
         lock = self._steps.setdefault((name, key), StepLock(name))
         turn = await lock.acquire(thread)
         try:
-            run = await self._begun(name, options)
+            run = await self._begun(name, options, request)
         except BaseException:
             turn.end()
             raise
@@ -214,7 +216,7 @@ class Runs:
             run.repeated = times == 2  # noqa: PLR2004
 
     @once_in(_where)
-    async def _begun(self, name: str, options: Options) -> Run:
+    async def _begun(self, name: str, options: Options, request: bytes) -> Run:
         run: Run | None = None
         key, on_unknown = options.key, options.on_unknown
 
@@ -230,10 +232,11 @@ class Runs:
             follow(log.at.state, "checkpoint")
             if step.state == "retrying" and not spent:
                 run = Run(step, options, attempt=step.attempts + 1)
-                run.pause, run.ready = options.pause(run.attempt), False
+                run.pause, run.ready, run.request = options.pause(run.attempt), False, request
                 return None
             unrun = step.state == "started" and self._unrun.get((name, key)) == step.seq
             run = Run(step, options, attempt=step.attempts if unrun else 1)
+            run.request = request
             if step.state == "started" and not unrun:  # it started as at_most_once and stays that
                 run.attempt = step.attempts + 1
                 if on_unknown == "fail":
@@ -295,7 +298,7 @@ class Runs:
             if options.on_unknown == "fail" or (options.on_unknown == "retry" and not left):
                 raise steps.unknown((await self._journaled()).find(*run.id)) from error
             raise Again
-        await self.fail(run, error, again=left)
+        await self.fail(run, steps.error_text(error), again=left)
         if not left:
             raise error
         run.attempt += 1
@@ -318,9 +321,9 @@ class Runs:
         run.result = codec.read_note(cast("bytes", frame))
 
     @once_in(_where)
-    async def fail(self, run: Run, exc: Exception, *, again: bool = False) -> None:
+    async def fail(self, run: Run, error: str, *, again: bool = False) -> None:
         """Journal the attempt's error; `again` if another one follows."""
-        note: Data = {"error": steps.error_text(exc), **({steps.AGAIN: True} if again else {})}
+        note: Data = {"error": error, **({steps.AGAIN: True} if again else {})}
 
         async def decide(log: Log) -> Draft:
             return self._step(log, Kind.STEP_FAILED, run, note)
@@ -332,6 +335,7 @@ class Runs:
         key: Data = {} if run.step.key is None else {"key": run.step.key}
         count: Data = {"attempt": run.attempt} if run.attempt > 1 else {}
         draft.step(kind, run.step.name, {**key, **count, **note}, result)
+        draft.group.entries[-1].request = run.request
         return draft
 
     async def _journaled(self) -> Journal:

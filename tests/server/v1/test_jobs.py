@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
+from datetime import timedelta
+from http.client import HTTPConnection
 
-from tests.server.conftest import serving
+from saveslot.server.v1 import jobs
+from saveslot.stores.sqlite import SqliteStore
+from tests.server.conftest import Answer, serving as serving_process
 
 NS = {"saveslot_namespace": "bulk"}
 
@@ -38,10 +43,73 @@ def test_bulk(served):
     assert (job["done"], [one["code"] for one in job["refused"]]) == (2, ["not_found"])
     assert served.request("GET", "/v1/sessions/b0", **NS).json["labels"] == {"new": "x"}
     assert served.request("GET", f"/v1/jobs/{job['job_id']}").status == 404  # of another namespace
-    with serving(served.store) as other:
+    with serving_process(served.store) as other:
         assert other.request("GET", f"/v1/jobs/{job['job_id']}", **NS).json == job
     job = finished(served, served.request("POST", "/v1/bulk", {"verb": "delete", "filter": {}}, **NS), **NS)
     assert (job["done"], job["refused"]) == (150, [])
     assert served.request("GET", "/v1/count", **NS).json == {"count": 0}
     for wrong in ({"verb": "pause"}, {"verb": "pause", "ids": [], "filter": {}}, {"verb": "label", "ids": ["b0"]}):
         assert served.request("POST", "/v1/bulk", wrong, **NS).status == 422
+
+
+def test_a_job_is_one_for_its_key(served):
+    """The same request with its key gets the same job, whatever the number of requests; another one is refused."""
+    space = {"saveslot_namespace": "keyed"}
+    for n in range(3):
+        served.request("POST", "/v1/sessions", {"agent_type": "a", "session_id": f"k{n}"}, **space)
+    pause = {"verb": "pause", "filter": {"agent_type": ["a"]}}
+    first = served.request("POST", "/v1/bulk", pause, **space, idempotency_key="k")
+    with serving_process(served.store) as other:
+        again = other.request("POST", "/v1/bulk", pause, **space, idempotency_key="k")
+    assert (again.status, again.headers["location"]) == (202, first.headers["location"])
+    job = finished(served, first, **space)
+    assert (job["of"], job["done"], job["refused_count"], job["error"]) == (3, 3, 0, None)
+    assert served.request("POST", "/v1/bulk", pause, **space, idempotency_key="k").json == job
+    assert served.request("POST", "/v1/bulk", {**pause, "verb": "resume"}, **space, idempotency_key="k").status == 422
+    elsewhere = {"saveslot_namespace": "elsewhere"}
+    assert served.request("POST", "/v1/bulk", pause, **elsewhere, idempotency_key="k").json["of"] == 0
+
+
+def test_an_interrupted_job_goes_on(tmp_path, serving, monkeypatch):
+    """After kill -9 of its server a job says what to do; the same request carries it on, and nothing happens twice."""
+    store, ids = str(tmp_path / "agents.db"), [f"s{n}" for n in range(400)]
+    request = {"verb": "complete", "ids": ids}
+    with serving_process(store) as served:
+        for one in ids:
+            served.request("POST", "/v1/sessions", {"agent_type": "a", "session_id": one})
+        path = served.request("POST", "/v1/bulk", request, idempotency_key="k").headers["location"]
+        while served.request("GET", path).json["done"] == 0:
+            pass
+        served.process.kill()
+        served.process.wait()
+    monkeypatch.setattr(jobs, "SILENT", timedelta(0))
+    url = serving.serve(lambda: SqliteStore.open(store))
+
+    def ask(method: str, path: str, body=None, **headers: str) -> Answer:
+        host, _, name = url.removeprefix("http://").partition("/")
+        connection = HTTPConnection(host, timeout=60)
+        try:
+            names = {
+                "content-type": "application/json",
+                **{name.replace("_", "-"): text for name, text in headers.items()},
+            }
+            connection.request(method, f"/{name}{path}", None if body is None else json.dumps(body), names)
+            answer = connection.getresponse()
+            return Answer(answer.status, dict(answer.getheaders()), answer.read())
+        finally:
+            connection.close()
+
+    job = ask("GET", path).json
+    assert (job["state"], job["error"]["code"]) == ("interrupted", "unavailable")
+    assert 0 < job["done"] < 400
+    assert "Idempotency-Key" in job["error"]["message"]
+    assert ask("POST", "/v1/bulk", request, idempotency_key="k").json["job_id"] == job["job_id"]
+    ends = time.monotonic() + 60
+    while (job := ask("GET", path).json)["state"] != "finished":
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+    assert (job["done"], job["refused"], job["error"]) == (400, [], None)
+    for one in ids:
+        kinds = [entry["kind"] for entry in ask("GET", f"/v1/sessions/{one}/entries").json["items"]]
+        assert kinds == ["created", "completed"]
+    serving.stop()

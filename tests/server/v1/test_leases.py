@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import saveslot
 from saveslot.errors import Cancelled, Conflict, LeaseHeld, LeaseLost, from_dict
 from tests.server.conftest import Served, serving
-
-
-@pytest.fixture
-def session(served, request) -> str:
-    name = request.node.name
-    body = {"agent_type": name, "session_id": name, "data": {"items": []}}
-    assert served.request("POST", "/v1/sessions", body).status == 201
-    return name
 
 
 def lease(served: Served, session: str, **body) -> dict:
@@ -34,13 +26,6 @@ def save(served: Served, session: str, items: list, **headers):
 def error(answer) -> saveslot.SaveslotError:
     assert answer.headers["content-type"] == "application/problem+json", answer.body
     return from_dict(answer.json)
-
-
-@pytest.fixture
-def other(served) -> Iterator[Served]:
-    """A second server on the same store."""
-    with serving(served.store) as other:
-        yield other
 
 
 def test_only_the_lease_saves(served, session):
@@ -205,3 +190,50 @@ def test_a_key_outlives_its_lease(served, session, other):
             again = server.request("POST", f"{path}/{verb}", body, **headers, idempotency_key=verb)
             assert (again.status, again.json) == (answer.status, answer.json), verb
     assert isinstance(error(save(served, session, [2], **headers, idempotency_key="new")), LeaseLost)
+
+
+def test_a_lease_is_taken_once_for_its_key(served, session, other):
+    """The same request with its key gets the same lease at any server, as long as that counts, and then lease_lost."""
+    path, key = f"/v1/sessions/{session}/lease", {"idempotency_key": "k"}
+    given = served.request("POST", path, {"worker": "r"}, **key).json
+    for server in (served, other):
+        again = server.request("POST", path, {"worker": "r"}, **key)
+        assert (again.status, again.json["lease_id"], again.json["fence"]) == (201, given["lease_id"], 1)
+    assert served.request("POST", path, {"worker": "other"}, **key).status == 422
+    assert isinstance(error(served.request("POST", path, {"worker": "r"})), LeaseHeld)
+    ended = [server.request("DELETE", f"{path}/{given['lease_id']}", **key) for server in (served, other)]
+    assert [answer.status for answer in ended] == [422, 422]  # the key was of another call
+    ended = [server.request("DELETE", f"{path}/{given['lease_id']}", idempotency_key="e") for server in (served, other)]
+    assert [answer.status for answer in ended] == [204, 204]
+    assert isinstance(error(served.request("DELETE", f"{path}/{given['lease_id']}", idempotency_key="f")), LeaseLost)
+    assert isinstance(error(other.request("POST", path, {"worker": "r"}, **key)), LeaseLost)
+    assert lease(served, session)["fence"] == 2
+
+
+def test_requests_with_one_key_race_for_one_lease(served, session, other):
+    """Of requests with the same key that arrive together at two servers, all get the same lease, taken once."""
+    path = f"/v1/sessions/{session}/lease"
+
+    def take(n: int) -> dict:
+        return (served, other)[n % 2].request("POST", path, {"worker": "r"}, idempotency_key="k").json
+
+    with ThreadPoolExecutor(8) as pool:
+        leases = list(pool.map(take, range(8)))
+    assert {(one["lease_id"], one["fence"]) for one in leases} == {(leases[0]["lease_id"], 1)}
+
+
+def test_cancelled_once(served, session, other):
+    """The same cancellation with its key is in the log once, with a holder and without one."""
+    path, key = f"/v1/sessions/{session}", {"idempotency_key": "k"}
+    given = lease(served, session)
+    for server in (served, other):
+        assert server.request("POST", f"{path}/cancel", {"reason": "r"}, **key).json["state"] == "active"
+    kinds = [entry["kind"] for entry in served.request("GET", f"{path}/entries").json["items"]]
+    assert kinds.count("cancelled") == 1
+    assert served.request("DELETE", f"{path}/lease/{given['lease_id']}").status == 204
+    assert served.request("POST", f"{path}/cancel", {"reason": "r"}, **key).json["state"] == "failed"
+    assert served.request("POST", f"{path}/cancel", {"reason": "other"}, **key).status == 422
+    free = f"{path}-free"
+    served.request("POST", "/v1/sessions", {"agent_type": "a", "session_id": f"{session}-free"})
+    for server in (served, other):
+        assert server.request("POST", f"{free}/cancel", {}, **key).json["state"] == "failed"

@@ -1,31 +1,39 @@
 """`/v1/bulk` and `/v1/jobs/{id}`: one verb on many sessions, as a job that goes on when the request has ended.
 
 A job is a session of the server's own namespace: any server of the store says how far it is. The server that took it
-carries it out; if that one ends, the job is `interrupted`, and says which sessions are done and which were refused.
+carries it out; if that one ends, the job is `interrupted`, and the same request with its Idempotency-Key carries it on:
+what was done to a session carries a key of the job, and is not done to it again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from saveslot.errors import Conflict, InvalidInput, NotFound, SaveslotError
+from saveslot.errors import Conflict, InvalidInput, NotFound, SaveslotError, Unavailable
 from saveslot.manager import SessionManager
+from saveslot.manager.lifecycle import repeated
+from saveslot.manager.writing import update_as
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
+from saveslot.server.v1.conditions import KEY, key
 from saveslot.server.v1.sessions import Id, SessionFilter, merged
 from saveslot.session.model import AgentSession
 from saveslot.session.refusals import unknown
+from saveslot.session.requests import PATH, USED, request
 from saveslot.stores.wire.loops import running
 from saveslot.values.advice import reworded
 from saveslot.values.checks import Data, now
 from saveslot.values.ids import fresh_id
 from saveslot.values.lifecycle import COMPLETED
+from saveslot.values.log import ID
 
 TAG = "Jobs"
 AGENT = "saveslot.job"
@@ -37,6 +45,11 @@ REPORT, SILENT = 64, timedelta(seconds=60)
 NAMED = 1000
 # Attempts per session, if other writers come in between.
 ATTEMPTS = 5
+ACCEPTED = 202
+INTERRUPTED = (
+    "the server that carried this job out has ended; to carry it on, POST the same request with the same "
+    "Idempotency-Key: nothing is done twice. Without a key, see which sessions are left, and POST a request for those"
+)
 
 Verb = Callable[[str], Awaitable[Any]]
 
@@ -58,6 +71,13 @@ class Refusal(Struct):
     message: str
 
 
+class Interruption(Struct):
+    """Why a job is not carried out any more, and what to do."""
+
+    code: Literal["unavailable"]
+    message: str
+
+
 class Job(Struct):
     """How far a job is. `job_id` is null for a dry run; `refused` names the first thousand of `refused_count`."""
 
@@ -68,6 +88,7 @@ class Job(Struct):
     done: int
     refused: list[Refusal]
     refused_count: int
+    error: Annotated[Interruption | None, Meta(description="Of an interrupted job.")] = None
 
 
 # Jobs that this process carries out.
@@ -80,27 +101,72 @@ async def bulk(call: Call) -> Response:
         raise InvalidInput("ids", "pass either ids or filter")
     if (content.verb == "label") != (content.labels is not None):
         raise InvalidInput("labels", "go with the verb label, and only with it")
-    ids = list(dict.fromkeys(content.ids)) if content.ids is not None else await _found(call.sessions, content.filter)
+    given = key(call)
+    job_id = fresh_id() if given is None else _job_id(call.namespace, given)
+    call_id = request(given, "bulk", msgspec.to_builtins(content)).hex()
+    if given is not None and not content.dry_run and (earlier := await _known(call, job_id)) is not None:
+        if earlier.context.get("request") != call_id:
+            raise InvalidInput(PATH, USED)
+        if _state(earlier) != "interrupted":
+            return await _answer(call, earlier, 202)
+    else:
+        earlier = None
+    if content.ids is not None:
+        ids = list(dict.fromkeys(content.ids))
+    else:
+        ids = await _matching(call.sessions, content.filter)
     about: Data = {"verb": content.verb, "namespace": call.namespace, "of": len(ids), "by": call.caller.name}
     if content.dry_run:
         return call.json(_shown(None, about, {}, "dry_run"), 200)
-    jobs, job_id = call.tokens.registry, fresh_id()
-    await jobs.create_session(AGENT, context=about, session_id=job_id, data={"done": 0, "refused": [], "count": 0})
-    task = running().create_task(_run(jobs, job_id, ids, _verb(call.sessions, content)))
+    jobs = call.tokens.registry
+    start: Data = {"done": 0, "refused": [], "count": 0}
+    about["request"] = call_id
+    try:
+        if earlier is None:
+            await jobs.create_session(AGENT, context=about, session_id=job_id, data=start)
+        else:
+            earlier.context.update(about)
+            earlier.checkpoint("again", start)
+            await jobs.update_session(earlier)
+    except Conflict:  # the same request is being answered by another server, or was just now
+        return await _answer(call, await _existing(jobs, job_id), 202)
+    job_key = None if given is None else job_id
+    verb = _verb(call.sessions, content, job_key, again=earlier is not None)
+    task = running().create_task(_carried_out(jobs, job_id, ids, verb))
     _running.add(task)
     task.add_done_callback(_running.discard)
     return call.json(_shown(job_id, about, {}, "running"), 202, {"location": f"/v1/jobs/{job_id}"})
 
 
 async def show(call: Call) -> Response:
-    jobs, job_id = call.tokens.registry, call.path["id"]
-    session = await jobs.get_session(job_id, history=0)
-    if session is None or session.agent_type != AGENT or session.context.get("namespace") != call.namespace:
+    job_id = call.path["id"]
+    session = await _known(call, job_id)
+    if session is None or session.context.get("namespace") != call.namespace:
         raise NotFound(f"there is no job {job_id} in namespace {call.namespace}")
-    state = "finished" if session.state is COMPLETED else "running"
-    if state == "running" and now() - session.last_heartbeat > SILENT:
-        state = "interrupted"
-    return call.json(_shown(job_id, session.context, await jobs.get_data(job_id), state))
+    return await _answer(call, session)
+
+
+def _job_id(namespace: str, given: str) -> str:
+    """The job of a request with a key: that of the same request at any server."""
+    return request(given, "job", {}, scope=namespace.encode() + b"\0")[:ID].hex()
+
+
+async def _known(call: Call, job_id: str) -> AgentSession | None:
+    session = await call.tokens.registry.get_session(job_id, history=0)
+    return session if session is not None and session.agent_type == AGENT else None
+
+
+def _state(session: AgentSession) -> Literal["running", "finished", "interrupted"]:
+    if session.state is COMPLETED:
+        return "finished"
+    return "interrupted" if now() - session.last_heartbeat > SILENT else "running"
+
+
+async def _answer(call: Call, session: AgentSession, status: int = 200) -> Response:
+    job_id = session.session_id
+    data = await call.tokens.registry.get_data(job_id)
+    shown = _shown(job_id, session.context, data, _state(session))
+    return call.json(shown, status, {"location": f"/v1/jobs/{job_id}"} if status == ACCEPTED else {})
 
 
 def _shown(job_id: str | None, about: Data, data: Data, state: str) -> Data:
@@ -112,10 +178,11 @@ def _shown(job_id: str | None, about: Data, data: Data, state: str) -> Data:
         "done": data.get("done", 0),
         "refused": data.get("refused", []),
         "refused_count": data.get("count", 0),
+        "error": {"code": Unavailable.code, "message": INTERRUPTED} if state == "interrupted" else None,
     }
 
 
-async def _found(sessions: SessionManager, wanted: SessionFilter | None) -> list[str]:
+async def _matching(sessions: SessionManager, wanted: SessionFilter | None) -> list[str]:
     """Return the ids of all sessions that match, as of now."""
     ids: dict[str, None] = {}
     for query in (wanted or SessionFilter()).queries(sessions):
@@ -149,11 +216,16 @@ async def _run(jobs: SessionManager, job_id: str, ids: list[str], verb: Verb) ->
     await jobs.complete(job_id)
 
 
-def _verb(sessions: SessionManager, content: Bulk) -> Verb:
+async def _carried_out(jobs: SessionManager, job_id: str, ids: list[str], verb: Verb) -> None:
+    with suppress(Conflict):  # this server was silent for so long that another one carries the job on
+        await _run(jobs, job_id, ids, verb)
+
+
+def _verb(sessions: SessionManager, content: Bulk, job_key: str | None, *, again: bool) -> Verb:
     async def changed(session_id: str) -> None:
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                await _once(sessions, content, session_id)
+                await _once(sessions, content, session_id, job_key, again=again)
                 return
             except Conflict:
                 if attempt == ATTEMPTS:
@@ -163,25 +235,28 @@ def _verb(sessions: SessionManager, content: Bulk) -> Verb:
     return changed
 
 
-async def _once(sessions: SessionManager, content: Bulk, session_id: str) -> None:
+async def _once(sessions: SessionManager, content: Bulk, session_id: str, job_key: str | None, *, again: bool) -> None:
+    """Do it to one session. With the key of a job, once in all of its attempts."""
     match content.verb:
         case "pause":
-            await sessions.pause(session_id)
+            await sessions.pause(session_id, idempotency_key=job_key)
         case "resume":
-            await sessions.resume(session_id)
+            await sessions.resume(session_id, idempotency_key=job_key)
         case "complete":
-            await sessions.complete(session_id)
+            await sessions.complete(session_id, idempotency_key=job_key)
         case "fail":
-            await sessions.fail(session_id, content.reason)
+            await sessions.fail(session_id, content.reason, idempotency_key=job_key)
         case "cancel":
-            await sessions.cancel(session_id, content.reason)
+            await sessions.cancel(session_id, content.reason, idempotency_key=job_key)
         case "delete":
-            if not await sessions.delete_session(session_id):
+            if not await sessions.delete_session(session_id) and not again:
                 raise unknown(session_id, sessions.namespace)
         case "recover":
-            session = await _existing(sessions, session_id)
-            session.recover()
-            await sessions.update_session(session)
+            call_id = request(job_key, "recover", {})
+            if not await repeated(sessions, session_id, call_id):
+                session = await _existing(sessions, session_id)
+                session.recover()
+                await update_as(sessions, session, call_id)
         case "label":
             session = await _existing(sessions, session_id)
             session.labels = merged(session.labels, content.labels or {})
@@ -206,8 +281,10 @@ ROUTES = [
         gives=Job,
         status=202,
         or_status=200,
+        headers=(KEY,),
         tag=TAG,
-        description="A dry run answers at once with the number of sessions.",
+        description="A dry run answers at once with the number of sessions. The same request with the same "
+        "Idempotency-Key gets the same job, and carries it on if it was interrupted.",
     ),
     Route(
         "GET",

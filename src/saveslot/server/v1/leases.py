@@ -15,6 +15,7 @@ from saveslot.manager.leases import Lease, Renewal, end_lease, lease, lease_orph
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
 from saveslot.server.v1.answers import Page
+from saveslot.server.v1.conditions import KEY, key
 from saveslot.session.attempts import Limit
 
 TAG = "Leases"
@@ -62,7 +63,8 @@ def _worker(call: Call, given: str) -> str:
 
 async def take(call: Call) -> Response:
     new: NewLease = call.content
-    given = await lease(call.sessions, call.path["id"], _worker(call, new.worker), wait=new.wait)
+    name = _worker(call, new.worker)
+    given = await lease(call.sessions, call.path["id"], name, wait=new.wait, idempotency_key=key(call))
     return call.json(given.to_dict())
 
 
@@ -73,7 +75,7 @@ async def renew_lease(call: Call) -> Response:
 
 async def end(call: Call) -> Response:
     ending: Ending = call.query
-    await end_lease(call.sessions, call.path["id"], call.path["lease_id"], ending.error)
+    await end_lease(call.sessions, call.path["id"], call.path["lease_id"], ending.error, idempotency_key=key(call))
     return Response(status_code=call.route.status)
 
 
@@ -110,8 +112,10 @@ ROUTES = [
         takes=NewLease,
         gives=Lease,
         status=201,
-        errors=("lease_held", "invalid_transition", "cancelled"),
+        headers=(KEY,),
+        errors=("lease_held", "lease_lost", "invalid_transition", "cancelled"),
         tag=TAG,
+        description="The same call with the same Idempotency-Key gets the same lease, renewed; lease_lost if it ended.",
     ),
     Route(
         "PUT",
@@ -132,6 +136,7 @@ ROUTES = [
         "Give up a lease; the session keeps its state.",
         query=Ending,
         status=204,
+        headers=(KEY,),
         errors=("lease_lost",),
         tag=TAG,
     ),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from saveslot.server.call import Call
-from saveslot.server.routes import Route
+from saveslot.server.routes import Header, Route
 from saveslot.server.v1.answers import Object, Session, Time, Value, Version, one
 from saveslot.server.v1.conditions import IF_MATCH, KEY, LEASE, follow, key, write_either
 from saveslot.server.v1.sessions import existing
@@ -110,7 +110,7 @@ async def _changed(
 
 async def cancel(call: Call) -> Response:
     content: Reason = call.content
-    state = await call.sessions.cancel(call.path["id"], content.reason)
+    state = await call.sessions.cancel(call.path["id"], content.reason, idempotency_key=key(call))
     return call.json({"session_id": call.path["id"], "state": state.value})
 
 
@@ -158,7 +158,13 @@ def _verb(name: str, respond: Callable[[Call], Awaitable[Response]], summary: st
     )
 
 
-def _told(name: str, respond: Callable[[Call], Awaitable[Response]], summary: str, gives: type[Struct]) -> Route:
+def _told(
+    name: str,
+    respond: Callable[[Call], Awaitable[Response]],
+    summary: str,
+    gives: type[Struct],
+    headers: Sequence[Header] = (),
+) -> Route:
     return Route(
         "POST",
         f"/v1/sessions/{{id}}/{name}",
@@ -167,6 +173,7 @@ def _told(name: str, respond: Callable[[Call], Awaitable[Response]], summary: st
         summary,
         takes=Reason,
         gives=gives,
+        headers=headers,
         errors=_CHANGES,
         tag=TAG,
     )
@@ -178,7 +185,7 @@ ROUTES = [
     _verb("complete", complete, "End it for good: only a fork can continue from here.", Completion),
     _verb("fail", fail, "End it as failed, until recover or a rollback reopens it.", Failure),
     _verb("recover", recover, "Reopen a failed session.", None),
-    _told("cancel", cancel, "Tell its holder to stop; without a holder it fails.", SessionStatus),
+    _told("cancel", cancel, "Tell its holder to stop; without a holder it fails.", SessionStatus, (KEY,)),
     _told("release", release, "Take the lease away from its owner, which gets lease_lost.", Release),
     Route(
         "POST",
