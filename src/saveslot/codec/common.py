@@ -102,13 +102,14 @@ class Search:
     ) -> tuple[int, str, int, int] | None:
         """Return the first match: place in the new text, key and place in the old, length. Looks in doubling steps."""
         ends = self._ends(key, at) if near else b""
-        spent, step = self._spent, 0
+        looked, last = len(ends), stop - ANCHOR
+        spent, step, after = self._spent, ANCHOR, done
         best: tuple[int, str, int, int] | None = None
-        while best is None and spent < limit and done + step + ANCHOR <= stop:
-            there = done + step
-            step = 2 * step or ANCHOR
+        while after <= last and spent < limit and best is None:
+            there, after = after, done + step
+            step *= 2
             anchor = new[there : there + ANCHOR]
-            spent += len(ends)
+            spent += looked
             if near and anchor not in ends:
                 continue
             for source, old in self._texts.items():

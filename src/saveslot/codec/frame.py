@@ -112,7 +112,7 @@ def pack(body: bytes, *, patch: bool, tagged: bool, version: int = VERSION_2, bl
         flags |= how
     if not blocks:
         return bytes((version, flags)) + varint(size) + body
-    return b"".join((bytes((version, flags | LONG)), varint(size, len(body)), body, *blocks))
+    return b"".join((bytes((version, flags | LONG)), varint(size), varint(len(body)), body, *blocks))
 
 
 def _compressed(body: bytes, size: int) -> tuple[bytes, int]:

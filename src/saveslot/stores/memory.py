@@ -131,20 +131,19 @@ class MemoryStore(Store):
     def _allowed(self, group: Group, row: Row) -> bool:
         """Check the guards that need more than the entry before."""
         known = self._requests[group.key]
-        if any(entry.request[:ID] in known for entry in group.entries):
+        if known and any(entry.request[:ID] in known for entry in group.entries):
             return False
         if group.only_stale and self._alive(row) >= self._clock() - group.only_stale:
             return False
         return group.only_orphan is None or self._bury(row.owner, group.only_orphan)
 
     def _appended(self, group: Group) -> Verdict:
-        self._write(group)
-        verdict = self._landed(group)
-        verdict.outcome = Outcome.APPENDED
-        verdict.heartbeat = verdict.heartbeat if group.create is not None or group.heartbeat else 0
-        return verdict
+        times = self._write(group)
+        renewed = group.create is not None or group.heartbeat
+        return Verdict(Outcome.APPENDED, times, heartbeat=self._rows[group.key].heartbeat if renewed else 0)
 
-    def _write(self, group: Group) -> None:
+    def _write(self, group: Group) -> list[int]:
+        """Add the entries; return their times."""
         now = self._clock()
         if group.create is not None:
             row = _copy(group.create)
@@ -156,11 +155,13 @@ class MemoryStore(Store):
                 self._created_by[row.namespace, row.request[:ID]] = group.key
             self._logs[group.key], self._requests[group.key], self._marks[group.key] = [], {}, []
         row, log = self._rows[group.key], self._logs[group.key]
+        times: list[int] = []
         for entry in group.entries:
             alive = now if entry.sign else log[-1].alive if log else row.heartbeat
             kept = msgspec.structs.replace(entry, at=entry.time(now), alive=alive, sign=False, labels={})
             kept.size = len(kept.frame or b"") + len(kept.note or b"")
             log.append(kept)
+            times.append(kept.at)
             self._feed.append((group.key, kept))
             self._places.setdefault(group.key, []).append(len(self._feed))
             if entry.request:
@@ -179,6 +180,7 @@ class MemoryStore(Store):
             self._deleted.add(group.key)
             self._deleted_at[group.key] = now
             self._forget(row)
+        return times
 
     def _landed(self, group: Group) -> Verdict:
         log = self._logs[group.key]

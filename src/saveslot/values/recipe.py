@@ -12,6 +12,7 @@ it in its column `base`, so no recipe lists them. FORMAT.md shows the bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -72,7 +73,7 @@ class Recipe(msgspec.Struct, frozen=True, gc=False):
             for first, last in self.ranges:
                 numbers += (first - at, last - first)
                 at = last
-        return b"\x02" + varint(*numbers)
+        return b"\x02" + b"".join(map(varint, numbers))
 
     @classmethod
     def unpack(cls, data: bytes, seq: int) -> Recipe:
@@ -167,14 +168,14 @@ def chain(base: int, before: Mapping[int, int]) -> list[int]:
     return seqs[::-1]
 
 
-def varint(*numbers: int) -> bytes:
-    """Encode numbers: seven bits per byte, low bits first; the high bit means that more bytes follow: 300 is ac 02."""
+@lru_cache(maxsize=4096)  # counts recur, and so do the sizes that the recipes of a session repeat
+def varint(number: int) -> bytes:
+    """Encode a number: seven bits per byte, low bits first; the high bit means that more bytes follow: 300 is ac 02."""
     encoded = bytearray()
-    for number in numbers:
-        while number >= 0x80:  # noqa: PLR2004
-            encoded.append(number & 0x7F | 0x80)
-            number >>= 7  # noqa: PLW2901
-        encoded.append(number)
+    while number >= 0x80:  # noqa: PLR2004
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
     return bytes(encoded)
 
 
