@@ -8,7 +8,6 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -49,6 +48,9 @@ class Call:
     ) -> None:
         self.route = route
         self.request = request
+        sent: list[tuple[bytes, bytes]] = request.scope["headers"]
+        # By name in lower case; the first value counts.
+        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(sent)}
         self.path = path
         self.request_id = request_id
         self.caller = Caller("", "open")
@@ -67,10 +69,6 @@ class Call:
         self._limit = None if route.streams or route.long else WITHIN
         self.deadline = asyncio.timeout(self._limit)
         self._receiving = False  # its body
-
-    @property
-    def headers(self) -> Headers:
-        return self.request.headers
 
     @cached_property
     def sessions(self) -> SessionManager:

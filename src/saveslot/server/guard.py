@@ -94,7 +94,7 @@ def _namespace(call: Call) -> str:
 
 
 def _require_this_machine(call: Call) -> None:
-    host = _only(call, "host") or ""
+    host = _only(call, b"host") or ""
     name = host.rpartition(":")[0] if ":" in host.rpartition("]")[2] else host
     if name.lower() not in LOOPBACK:
         raise Forbidden(f"host {host!r} is not this machine: without tokens the server answers on loopback names only")
@@ -111,8 +111,8 @@ def require_same_origin(call: Call) -> None:
 
 def _require_no_other_site(call: Call) -> tuple[str | None, str | None]:
     """Raise if a page of another origin made the request; return its Origin and `Sec-Fetch-Site`."""
-    origin, site = _only(call, "origin"), _only(call, "sec-fetch-site")
-    here = f"{call.request.scope['scheme']}://{_only(call, 'host') or ''}"
+    origin, site = _only(call, b"origin"), _only(call, b"sec-fetch-site")
+    here = f"{call.request.scope['scheme']}://{_only(call, b'host') or ''}"
     if origin is not None and origin != here:
         raise Forbidden(
             f"origin {origin!r} is another one than {here!r}: web pages of other origins may not call this server; "
@@ -123,8 +123,8 @@ def _require_no_other_site(call: Call) -> tuple[str | None, str | None]:
     return origin, site
 
 
-def _only(call: Call, name: str) -> str | None:
-    values = call.headers.getlist(name)
+def _only(call: Call, name: bytes) -> str | None:
+    values = [value for key, value in call.request.scope["headers"] if key == name]
     if len(values) > 1:
-        raise Forbidden(f"the request has {len(values)} headers {name}; send one")
-    return values[0] if values else None
+        raise Forbidden(f"the request has {len(values)} headers {name.decode()}; send one")
+    return values[0].decode("latin-1") if values else None
