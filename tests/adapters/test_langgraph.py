@@ -18,9 +18,11 @@ from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.checkpoint.conformance.capabilities import Capability
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.graph import END, START, StateGraph, add_messages
 from langgraph.types import Command, Send, interrupt
+from pydantic import BaseModel
 
 import saveslot
 from saveslot import Conflict, InvalidInput, SaveslotError
@@ -279,6 +281,12 @@ VALUES = {
     "uuid": UUID(int=7),
     "set": {1, 2, 3},
     "message": HumanMessage("nul \x00 $class $ext", id="1", additional_kwargs={"$class": 1, "n": 1}),
+    "messages": [
+        HumanMessage("first of its class"),
+        HumanMessage("second", additional_kwargs={"at": [Decimal(1), {}, {1: 2}], "of": AIMessage("x")}),
+        AIMessage("third", tool_calls=[{"name": "add", "args": {"n": 1.5}, "id": "1"}], id="2"),
+        AIMessage("fourth", response_metadata={"tokens": [1, 2]}, usage_metadata=None),
+    ],
     "snapshot": _DeltaSnapshot([HumanMessage("x")]),
     "a@b": 1,
     "$checkpoint": "a channel",
@@ -309,6 +317,33 @@ async def test_values_come_back_equal(place):
     expected = {name: serde.loads_typed(serde.dumps_typed(value)) for name, value in VALUES.items()}
     assert repr(item.checkpoint["channel_values"]) == repr(expected)
     assert repr({name: value for _, name, value in item.pending_writes}) == repr(expected)
+
+
+class Topic(BaseModel):
+    topic: str
+
+
+async def test_the_serialiser_decides_which_classes_are_called(file):
+    """Objects of a class that the serialiser blocks come back as their fields, the second one as the first."""
+    serde = JsonPlusSerializer(allowed_msgpack_modules=None)
+    values = {"lessons": [Topic(topic="fractions"), Topic(topic="sets")], "words": [HumanMessage("a")] * 2}
+    async with SaveslotSaver.from_conn_string(file, serde=serde) as saver:
+        config = await put(saver, values)
+    async with SaveslotSaver.from_conn_string(file, serde=serde) as saver:
+        item = await saver.aget_tuple(config)
+    assert item.checkpoint["channel_values"] == {**values, "lessons": [{"topic": "fractions"}, {"topic": "sets"}]}
+
+
+async def test_a_read_shares_nothing_with_the_thread(saver):
+    """A caller may change what it read: the next reader of the same saver sees what is stored."""
+    config = await put(saver, {"messages": [HumanMessage("a", id=n, additional_kwargs={}) for n in "12"], "list": []})
+    for _ in range(2):
+        values = (await saver.aget_tuple(config)).checkpoint["channel_values"]
+        assert [message.additional_kwargs for message in values["messages"]] == [{}, {}]
+        assert values["list"] == []
+        values["list"].append(1)
+        for message in values["messages"]:
+            message.additional_kwargs["seen"] = True
 
 
 async def test_other_serialisers(file):

@@ -17,6 +17,7 @@ from saveslot import blocking, opening
 from saveslot.blocking.portal import Part, Resident, portal
 from saveslot.errors import InvalidInput, Unavailable
 from saveslot.manager import SessionManager
+from saveslot.stores.wire.loops import running
 from saveslot.values.checks import as_name
 
 R = TypeVar("R")
@@ -76,7 +77,7 @@ class Access:
 
     async def call(self, verb: Callable[[SessionManager], Awaitable[R]]) -> R:
         """Run `verb(manager)` for a caller in an event loop."""
-        here = asyncio.get_running_loop()
+        here = running()
         if self._loop is here and self._view is not None:
             return await verb(self._view)
         if self._loop is None or not self._loop.is_running():

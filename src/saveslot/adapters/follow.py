@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -17,6 +18,7 @@ from saveslot.manager.changes import held_here
 from saveslot.manager.writing import create_paused
 from saveslot.session.lookup import with_a_fresh_head
 from saveslot.session.model import Seen
+from saveslot.stores.wire.loops import running
 from saveslot.values.checks import Data
 from saveslot.values.versions import version
 
@@ -137,14 +139,13 @@ def overtaken(session_id: str, seen: Sight, newest: Sight) -> Conflict:
 
 async def settled(work: Coroutine[Any, Any, R]) -> R:
     """Await a write to its end, also if the caller is cancelled: what an object has seen then includes it."""
-    task, cancelled = asyncio.ensure_future(work), None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as exc:
-            cancelled = cancelled or exc
-    if cancelled is None:
-        return task.result()
-    if not task.cancelled():
-        task.exception()  # retrieved: the caller gets its cancellation
-    raise cancelled
+    task = running().create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # retrieved: the caller gets its cancellation
+        raise

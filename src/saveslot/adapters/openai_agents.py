@@ -21,6 +21,7 @@ from saveslot.adapters.follow import New, Sight, look, overtaken, settled, write
 from saveslot.errors import Conflict, Unavailable
 from saveslot.manager import SessionManager
 from saveslot.manager.changes import held_here
+from saveslot.stores.wire.loops import running
 from saveslot.values.checks import Data, as_name
 
 require("openai", "openai-agents", "0.24", "0.25")
@@ -192,7 +193,7 @@ class SaveslotSession:
         self._check_open()
 
         async def alone(sessions: SessionManager) -> R:
-            loop = asyncio.get_running_loop()
+            loop = running()
             if self._turns is None or self._turns[0] is not loop:
                 self._turns = loop, asyncio.Lock()
             async with self._turns[1]:
