@@ -291,6 +291,7 @@ def test_small_json_that_takes_much_memory_is_refused(tmp_path):
         before = process.memory_info().rss
         for body in (
             b'{"name":"x","data":{"a":[' + b"{}," * 5_000_000 + b"{}]}}",
+            b'{"name":"x","data":{"a":[' + b"{}," * 200_000 + b"{}]}}",
             b'{"name":"x","data":{"a":[' + b'"\\"[{\\\\",[],' * 1_100_000 + b"1]}}",
         ):
             status, answer = save(served.url, body)
@@ -300,6 +301,10 @@ def test_small_json_that_takes_much_memory_is_refused(tmp_path):
         status, answer = save(served.url, b'{"saveslot":1,"session":[' + b"1," * 9_000_000 + b"1]}", "imports")
         assert (status, b"values" in answer) == (413, True), answer[:300]
         assert process.memory_info().rss - before < 300 << 20
+        status, answer = save(served.url, b'{"saveslot":1,"session":[' + b"[]," * 300_000 + b"1]}", "imports")
+        assert (status, b"objects and arrays" in answer) == (422, False), answer[:300]
+        most = b'{"name":"x","data":{"a":[' + b"{}," * 199_990 + b"{}]}}"
+        assert save(served.url, most)[0] == 201
         texts = b'{"name":"x","data":{"a":"' + b'[{\\"a\\\\' * 1_500_000 + b'"}}'
         assert save(served.url, texts)[0] == 201
         numbers = b'{"name":"x","data":{"a":[' + b"1," * 8_000_000 + b"1]}}"

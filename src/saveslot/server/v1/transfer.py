@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 
 from saveslot.errors import InvalidInput
 from saveslot.server.call import JSON, Call
-from saveslot.server.load import apart, check_values
+from saveslot.server.load import IMPORTED, apart, check_values
 from saveslot.server.problem import Problem
 from saveslot.server.routes import Route
 from saveslot.server.v1.answers import Object, Session, one
@@ -46,7 +46,7 @@ async def _all(call: Call, first: str, parts: AsyncIterator[str]) -> AsyncIterat
 async def load(call: Call) -> Response:
     query: Importing = call.query
     body = await call.body()
-    await apart(len(body), check_values, body)
+    await apart(len(body), check_values, body, IMPORTED)
     try:
         text = body.decode()
     except UnicodeDecodeError:
