@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import operator
+import threading
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Annotated, TypedDict
@@ -25,9 +26,11 @@ from langgraph.types import Command, Send, interrupt
 from pydantic import BaseModel
 
 import saveslot
-from saveslot import Conflict, InvalidInput, SaveslotError
+from saveslot import Conflict, InvalidInput, LeaseHeld, SaveslotError
 from saveslot.adapters import langgraph as adapter
-from saveslot.adapters.langgraph import SaveslotSaver
+from saveslot.adapters.langgraph import SaveslotSaver, thread as thread_module
+from saveslot.stores.around.wrapper import PassingStore
+from saveslot.stores.memory import MemoryStore
 from saveslot.stores.sqlite import SqliteStore
 from saveslot.values.lifecycle import SessionState
 
@@ -470,6 +473,82 @@ async def test_a_cancelled_put_is_known_whole(saver, monkeypatch):
     following = {"configurable": THREAD["configurable"] | {"checkpoint_id": checkpoint["id"]}}
     await put(saver, {"messages": [*messages, HumanMessage("c")]}, following)
     assert len((await saver.aget_tuple(THREAD)).checkpoint["channel_values"]["messages"]) == 3
+
+
+class Counting(PassingStore):
+    """A store that counts the groups of entries which it is sent."""
+
+    groups = 0
+
+    async def append(self, groups, *, together=False):
+        self.groups += len(groups)
+        return await super().append(groups, together=together)
+
+
+async def test_what_comes_at_once_is_one_commit():
+    """A thread begins in one commit, paused, with its first checkpoint or its first writes; tasks that end together
+    write in one, too.
+    """
+    store = Counting(MemoryStore())
+    sessions = saveslot.SessionManager(store=store)
+    saver = SaveslotSaver(sessions=sessions)
+    config = await put(saver, {"messages": [HumanMessage("a", id="1")]})
+    assert store.groups == 1
+    assert (await sessions.get_session("lesson-1")).state is SessionState.PAUSED
+    await asyncio.gather(*(saver.aput_writes(config, [("n", n)], f"task {n}") for n in range(20)))
+    assert store.groups == 2
+    written = (await saver.aget_tuple(THREAD)).pending_writes
+    assert sorted(written) == sorted((f"task {n}", "n", n) for n in range(20))
+    other = {"configurable": {"thread_id": "lesson-2", "checkpoint_ns": "", "checkpoint_id": str(uuid6())}}
+    await saver.aput_writes(other, [("n", 1)], "task 1")
+    assert store.groups == 3
+    assert (await sessions.get_session("lesson-2")).state is SessionState.PAUSED
+    await sessions.close()
+
+
+async def test_a_task_at_fault_fails_alone(saver):
+    """Of tasks that write together, one whose value cannot be stored is refused, and the others are stored."""
+    config = await put(saver, {"n": 0})
+    values = [1, threading.Lock(), 3]
+    calls = (saver.aput_writes(config, [("n", value)], f"task {n}") for n, value in enumerate(values))
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(result) for result in results] == [type(None), TypeError, type(None)]
+    assert (await saver.aget_tuple(THREAD)).pending_writes == [("task 0", "n", 1), ("task 2", "n", 3)]
+
+
+async def test_a_held_thread(file):
+    """The process that holds a thread's session writes under its lease; any other gets `LeaseHeld`."""
+    async with saveslot.open(file) as sessions, SaveslotSaver(sessions=sessions) as saver, SaveslotSaver(file) as other:
+        async with sessions.hold("lesson-1", create="agent") as held:
+            config = await put(saver, {"n": 1})
+            await held.checkpoint("note", put={"mine": True})
+            await saver.aget_tuple(THREAD)
+            config = await put(saver, {"n": 2}, config)
+            with pytest.raises(LeaseHeld):
+                await other.aput_writes(config, [("n", 3)], "task 3")
+            assert held.data["n"] == 2
+        await other.aput_writes(config, [("n", 3)], "task 3")
+        assert (await saver.aget_tuple(THREAD)).checkpoint["channel_values"] == {"n": 2}
+        assert (await sessions.get_session("lesson-1")).state is SessionState.PAUSED
+
+
+async def test_forgotten_threads_go_on(place, monkeypatch):
+    """What a saver keeps of threads is bounded: forgotten ones are read again, and a stale run gets `Conflict`."""
+    monkeypatch.setattr(thread_module, "MAX_BYTES", 2000)
+    async with SaveslotSaver.from_conn_string(**place) as saver:
+        ids = [f"thread {n}" for n in range(12)]
+        configs = {}
+        for _ in range(2):
+            for thread_id in ids:
+                config = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
+                newest = await saver.aget_tuple(config)
+                configs[thread_id] = await put(
+                    saver, {"text": "x" * 500, "n": len(configs)}, newest and newest.config, thread_id
+                )
+        for thread_id in ids:
+            assert len([item async for item in saver.alist(configs[thread_id] | {})]) == 1
+            with pytest.raises(Conflict):
+                await put(saver, {"n": -1}, None, thread_id)
 
 
 async def test_writes_before_their_checkpoint(place):

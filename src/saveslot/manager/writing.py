@@ -153,11 +153,14 @@ async def create_paused(
     *,
     context: Data | None = None,
     labels: dict[str, str] | None = None,
+    session_metadata: Data | None = None,
 ) -> AgentSession:
     """Create a session that rests from its first entry on, in one write: no sweep fails it. With `name`, its first
-    checkpoint is in the same write.
+    checkpoint is in the same write; `data` and `metadata` are the checkpoint's.
     """
-    session, draft, _ = begun(sessions, agent_type, context=context, labels=labels, session_id=session_id)
+    session, draft, _ = begun(
+        sessions, agent_type, context=context, metadata=session_metadata, labels=labels, session_id=session_id
+    )
     draft.lifecycle(Kind.PAUSED, "session_paused", {"previous_state": SessionState.ACTIVE.value})
     draft.become(SessionState.PAUSED)
     if name is not None:

@@ -13,6 +13,7 @@ class Index:
     """By namespace and checkpoint id: the number of its entry. Later entries are added as they are written."""
 
     def __init__(self, entries: Iterable[EntryHeader] = ()) -> None:
+        self.entries = 0
         self.puts: dict[str, dict[str, int]] = {}
         self.runs: dict[tuple[str, str], str] = {}
         # Of the writes to a checkpoint: the last entry of each unbroken row of them, whose state has all of the row,
@@ -25,6 +26,7 @@ class Index:
             self.add(entry.seq, entry.metadata, rolled_back=entry.kind == "rollback")
 
     def add(self, seq: int, note: Data, *, rolled_back: bool = False) -> None:
+        self.entries += 1
         if rolled_back:
             self._live.clear()
             self._open.clear()

@@ -26,7 +26,7 @@ from langgraph.checkpoint.serde.types import TASKS
 
 from saveslot import blocking
 from saveslot.adapters.access import Access
-from saveslot.adapters.langgraph.thread import New, Part, Thread, Threads
+from saveslot.adapters.langgraph.thread import New, Part, Thread, Threads, Written
 from saveslot.adapters.langgraph.values import Codec
 from saveslot.errors import InvalidInput
 from saveslot.manager import SessionManager
@@ -256,10 +256,13 @@ class SaveslotSaver(BaseCheckpointSaver[Any]):
         self, config: Config, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         thread_id, ns = _place(config)
-        checkpoint_id = str(get_checkpoint_id(config))
-        await self._write(
-            thread_id, lambda thread: thread.write(self._codec, ns, checkpoint_id, writes, task_id, task_path)
-        )
+        task = Written(task_id, task_path, writes)
+
+        async def store(sessions: SessionManager) -> None:
+            burst = self._threads.burst(thread_id, ns, str(get_checkpoint_id(config)), task)
+            await self._started(thread_id, lambda thread: burst.store(self._codec, thread, task), sessions)
+
+        await self._access.call(store)
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete the thread by a tombstone. `gc` and `erase` remove what it held."""

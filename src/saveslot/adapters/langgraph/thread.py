@@ -7,14 +7,17 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP
 
 from saveslot.adapters.langgraph.index import Index
 from saveslot.adapters.langgraph.values import Codec
-from saveslot.errors import AlreadyExists, Conflict, InvalidInput, NotFound, SaveslotError
+from saveslot.errors import AlreadyExists, Conflict, InvalidInput, NotFound, SaveslotError, TooLarge, Unavailable
 from saveslot.manager import SessionManager
+from saveslot.manager.changes import held_here
+from saveslot.manager.reading import state_of
+from saveslot.manager.writing import create_paused
 from saveslot.moving.langgraph_state import (
     AGENT_TYPE,
     CHECKPOINT,
@@ -32,12 +35,18 @@ from saveslot.moving.langgraph_state import (
 )
 from saveslot.values.checks import Data
 from saveslot.values.lifecycle import SessionState
+from saveslot.values.versions import Version, as_version
 
-# Threads whose state stays in memory, decoded.
-MAX_THREADS = 128
+# Threads that are known, and bytes of what stays of them in memory. Those used longest ago are forgotten first.
+MAX_THREADS, MAX_BYTES = 4096, 64 << 20
+# Bytes of an entry in a thread's index.
+INDEXED = 300
+# Checkpoints of a thread that callers chose last.
+MAX_CHOSEN = 256
 # Parts of a checkpoint that the state keeps under keys of their own.
 _APART = frozenset({"id", "channel_values", "channel_versions", "versions_seen"})
 _ENTRIES = ("checkpoint", "rollback")
+Place = tuple[str, str, str]  # session, namespace, checkpoint
 
 
 class Part(NamedTuple):
@@ -74,18 +83,56 @@ class New(NamedTuple):
     new_versions: Mapping[str, Any]
 
 
+class Written(NamedTuple):
+    """What a task writes to a checkpoint."""
+
+    id: str
+    path: str
+    writes: Sequence[tuple[str, Any]]
+
+
+class Burst:
+    """Writes of tasks that ended together, to one checkpoint: the first that gets the thread's turn stores all."""
+
+    def __init__(self, where: Place, bursts: dict[Place, Burst]) -> None:
+        self._where, self._bursts = where, bursts  # `bursts`: those that wait for a turn
+        self.tasks: list[Written] = []
+        self._waits = True
+        self._error: Exception | None = Unavailable("the write was interrupted; retry")
+
+    async def store(self, codec: Codec, thread: Thread, task: Written) -> None:
+        """Store a task's writes, unless another task of this burst has done it."""
+        _, ns, checkpoint_id = self._where
+        if self._waits:
+            self._waits = False
+            self._bursts.pop(self._where, None)
+            try:
+                await thread.write(codec, ns, checkpoint_id, self.tasks)
+                self._error = None
+            except Exception as exc:  # noqa: BLE001  (serialisers raise anything; each task gets it below)
+                self._error = exc
+        if self._error is None:
+            return
+        about_content = isinstance(self._error, InvalidInput | TooLarge) or not isinstance(self._error, SaveslotError)
+        if len(self.tasks) == 1 or not about_content:
+            raise self._error
+        await thread.write(codec, ns, checkpoint_id, [task])  # only the task at fault is to fail
+
+
 class Thread:
     def __init__(self, sessions: SessionManager, thread_id: Any) -> None:
         self.sessions, self.thread_id, self.id = sessions, thread_id, session_id_of(thread_id)
         self.turn, self.users = asyncio.Lock(), 0
         self.state: Data = {}
+        self._bytes = 0  # of the state, roughly
+        self.counted = 0  # of all that stays in memory, as `Threads` last added it up
         self._version: str | None = None  # of the newest entry, whose state this is; None: there is no session
         self._seq = 0
         self._loaded = self._active = False
         self._index: Index | None = None
         # Namespaces that a run found empty, and checkpoints that a caller chose by id: a run may start from either.
         self._blank: set[str] = set()
-        self._chosen: set[tuple[str, str]] = set()
+        self._chosen: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     # Reading
 
@@ -93,9 +140,10 @@ class Thread:
         """Take in what other processes wrote."""
         head = await self.sessions.head(self.id)
         if head is None:
-            self._forget()
+            self.forget()
         elif head.version != self._version:
-            self.state = await self.sessions.get_data(self.id, head.seq)
+            state = await state_of(self.sessions, self.id, head.seq)
+            self.state, self._bytes = state.value(), sum(map(len, state.texts.values()))
             self._version, self._seq, self._index = head.version, head.seq, None
             self._active = head.state is SessionState.ACTIVE and head.owner is None
         self._loaded = True
@@ -110,7 +158,10 @@ class Thread:
     async def checkpoint(self, ns: str, checkpoint_id: str | None) -> Part | None:
         """Return a checkpoint, or the newest one of the namespace, for a run or a person to continue from."""
         if checkpoint_id is not None:
-            self._chosen.add((ns, checkpoint_id))
+            self._chosen[ns, checkpoint_id] = None
+            self._chosen.move_to_end((ns, checkpoint_id))
+            if len(self._chosen) > MAX_CHOSEN:
+                self._chosen.popitem(last=False)
             return await self.stored(ns, checkpoint_id)
         part = self._live(ns)
         if part is None and (newest := (await self.index()).newest(ns)) is not None:
@@ -220,17 +271,20 @@ class Thread:
         drop = [key for key in self.state if within(namespace_of(key), ns) and key not in stay]
         return Change(put, append, drop)
 
-    async def write(
-        self, codec: Codec, ns: str, checkpoint_id: str, writes: Sequence[tuple[str, Any]], task_id: str, path: str
-    ) -> None:
+    async def write(self, codec: Codec, ns: str, checkpoint_id: str, tasks: Sequence[Written]) -> None:
         if not self._loaded:
             await self.refresh()
         stored = {(row[1], row[3]) for row in _rows(self.state, ns, checkpoint_id)}
-        numbered = [(WRITES_IDX_MAP.get(channel, at), channel, value) for at, (channel, value) in enumerate(writes)]
-        new = [row for row in numbered if row[0] < 0 or (task_id, row[0]) not in stored]
+        new: list[tuple[Written, int, str, Any]] = []
+        for task in tasks:
+            for place, (channel, value) in enumerate(task.writes):
+                at = WRITES_IDX_MAP.get(channel, place)
+                if at < 0 or (task.id, at) not in stored:
+                    stored.add((task.id, at))
+                    new.append((task, at, channel, value))
 
         def change(codec: Codec) -> Change:
-            rows = [[checkpoint_id, task_id, path, at, channel, codec.save(value)] for at, channel, value in new]
+            rows = [[checkpoint_id, task.id, task.path, at, name, codec.save(value)] for task, at, name, value in new]
             return Change({}, {own_key(WRITES, ns): rows}, [])
 
         if new:
@@ -238,36 +292,49 @@ class Thread:
 
     async def _save(self, codec: Codec, name: str, decide: Callable[[Codec], Change], note: Data) -> None:
         try:
-            await self._rest()
             try:
                 await self._append(name, decide(codec), note)
             except InvalidInput:  # keys that are not text
                 await self._append(name, decide(codec.carefully()), note)
         except (SaveslotError, asyncio.CancelledError):
-            self._forget()  # the next call reads what the store has
+            self.forget()  # the next call reads what the store has
             raise
 
-    async def _rest(self) -> None:
-        """Create the session if there is none, and pause it: it is nobody's while no run is on its way."""
-        if self._version is None:
-            own = {} if self.id == self.thread_id else {"thread_id": str(self.thread_id)}
-            try:
-                session = await self.sessions.create_session(AGENT_TYPE, session_id=self.id, metadata=own)
-            except AlreadyExists as exc:
-                raise Conflict(
-                    f"thread {self.thread_id}: another run began it at the same time; nothing of this one was saved: "
-                    "start it again",
-                    head=exc.head,
-                ) from None
-            self._version, self._active, self._index = session.version, True, None
-        if self._active:
+    async def _append(self, name: str, change: Change, note: Data) -> None:
+        version, seq = await (self._begin if self._version is None else self._follow)(name, change, note)
+        for key in change.drop:
+            del self.state[key]
+        self.state.update(change.put)
+        for key, items in change.append.items():
+            self.state[key] = self.state.get(key, []) + items
+        self._version, self._seq = version, seq
+        if self._index is not None:
+            self._index.add(seq, note)
+        log = self.sessions.engine.cache.get((self.sessions.namespace, self.id))
+        self._bytes = self._bytes if log is None else log.counted
+
+    async def _begin(self, name: str, change: Change, note: Data) -> tuple[str, int]:
+        """Create the session with its first checkpoint, paused: it is nobody's while no run is on its way."""
+        own = {} if self.id == self.thread_id else {"thread_id": str(self.thread_id)}
+        data = {**change.put, **change.append}
+        try:
+            session = await create_paused(self.sessions, AGENT_TYPE, self.id, name, data, note, session_metadata=own)
+        except AlreadyExists as exc:
+            raise Conflict(
+                f"thread {self.thread_id}: another run began it at the same time; nothing of this one was saved: "
+                "start it again",
+                head=exc.head,
+            ) from None
+        return session.version, cast("Version", as_version(session.version)).seq
+
+    async def _follow(self, name: str, change: Change, note: Data) -> tuple[str, int]:
+        """Save a checkpoint; under its lease if this process holds the session, else paused."""
+        held = held_here(self.sessions, (self.sessions.namespace, self.id))
+        if self._active and held is None:
             session = await self.sessions.pause(self.id, seen=self._version)
             self._version, self._active = session.version, False
-
-    async def _append(self, name: str, change: Change, note: Data) -> None:
         save = partial(
-            self.sessions.checkpoint,
-            self.id,
+            partial(self.sessions.checkpoint, self.id) if held is None else held.checkpoint,
             name,
             put=change.put,
             append=change.append,
@@ -280,14 +347,7 @@ class Thread:
             if not await self._only_beside():
                 raise
             saved = await save(seen=self._version)
-        for key in change.drop:
-            del self.state[key]
-        self.state.update(change.put)
-        for key, items in change.append.items():
-            self.state[key] = self.state.get(key, []) + items
-        self._version, self._seq = saved.version, saved.seq
-        if self._index is not None:
-            self._index.add(saved.seq, note)
+        return saved.version, saved.seq
 
     async def _only_beside(self) -> bool:
         """True if what other writers wrote leaves the state as it is: a label, a pause."""
@@ -298,6 +358,12 @@ class Thread:
         return True
 
     # Forgetting
+
+    def weigh(self) -> int:
+        """Measure again what stays in memory; return how many bytes it grew since last time."""
+        before = self.counted
+        self.counted = self._bytes + (0 if self._index is None else self._index.entries * INDEXED)
+        return self.counted - before
 
     async def keep(self, kept: set[tuple[str, str]]) -> None:
         """Drop all checkpoints but these, with the writes to them; pinned ones stay. Without any, delete the thread."""
@@ -310,16 +376,16 @@ class Thread:
             if max(gone) > max(stay):  # the newest checkpoint cannot be dropped: step back first
                 await self.sessions.rollback(self.id, max(stay), seen=self._version)
             await self.sessions.drop(self.id, sorted(gone))
-            self._forget()
+            self.forget()
 
     async def delete(self) -> None:
         await self.sessions.delete_session(self.id)
-        self._forget()
+        self.forget()
         self._blank.clear()
         self._chosen.clear()
 
-    def _forget(self) -> None:
-        self.state, self._version, self._seq = {}, None, 0
+    def forget(self) -> None:
+        self.state, self._bytes, self._version, self._seq = {}, 0, None, 0
         self._loaded = self._active = False
         self._index = None
 
@@ -329,21 +395,20 @@ class Threads:
 
     def __init__(self) -> None:
         self._sessions: SessionManager | None = None
+        self._bursts: dict[Place, Burst] = {}
         self._threads: OrderedDict[str, Thread] = OrderedDict()
+        self._weight = 0
 
     @asynccontextmanager
     async def turn(self, sessions: SessionManager, thread_id: Any) -> AsyncGenerator[Thread]:
         """Lock a thread, in the order of the calls."""
         if sessions is not self._sessions:  # opened again, perhaps in another event loop
             self._sessions = sessions
-            self._threads.clear()
+            self.clear()
         key = session_id_of(thread_id)
         thread = self._threads.get(key)
         if thread is None:
             thread = self._threads[key] = Thread(sessions, thread_id)
-            idle = [name for name, one in self._threads.items() if not one.users and one is not thread]
-            for name in idle[: max(0, len(self._threads) - MAX_THREADS)]:
-                del self._threads[name]
         else:
             self._threads.move_to_end(key)
         thread.users += 1
@@ -352,9 +417,35 @@ class Threads:
                 yield thread
         finally:
             thread.users -= 1
+            self._weight += thread.weigh()
+            if self._weight > MAX_BYTES or len(self._threads) > MAX_THREADS:
+                self._make_room()
+
+    def _make_room(self) -> None:
+        """Forget idle threads down to three quarters of the limits, so that this is seldom needed."""
+        for name, thread in [*self._threads.items()][:-1]:
+            few = len(self._threads) <= MAX_THREADS * 3 // 4
+            if few and self._weight <= MAX_BYTES * 3 // 4:
+                return
+            if not thread.users:
+                thread.forget()
+                self._weight += thread.weigh()
+                if not few:
+                    del self._threads[name]
+
+    def burst(self, thread_id: Any, ns: str, checkpoint_id: str, task: Written) -> Burst:
+        """Return the burst that stores these writes together with those of other tasks that wait for the thread."""
+        where = session_id_of(thread_id), ns, checkpoint_id
+        burst = self._bursts.get(where)
+        if burst is None:
+            burst = self._bursts[where] = Burst(where, self._bursts)
+        burst.tasks.append(task)
+        return burst
 
     def clear(self) -> None:
         self._threads.clear()
+        self._bursts.clear()
+        self._weight = 0
 
 
 def _part(state: Data, ns: str, rows: list[list[Any]]) -> Part:
