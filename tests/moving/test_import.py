@@ -20,15 +20,16 @@ import pytest
 import valkey.asyncio
 from hypothesis import example, given, strategies as st
 
-from saveslot import CheckpointManager, CheckpointStore, InvalidInput, SessionManager, Unavailable
+from saveslot import CheckpointManager, CheckpointStore, Corrupt, InvalidInput, SessionManager, Unavailable
 from saveslot.codec import Keyring
-from saveslot.moving import langgraph, parcel, records
+from saveslot.moving import jsonl, langgraph, parcel, records
 from saveslot.moving.loader import Loader, Report
 from saveslot.moving.parcel import MemoryParcel, Problem
 from saveslot.moving.sources import Ask, is_foreign, opened
 from saveslot.session.vault import Vault
 from saveslot.stores import Store, open_store
 from saveslot.stores.memory import MemoryStore
+from saveslot.values.log import Query
 
 
 @pytest.fixture
@@ -99,6 +100,27 @@ async def check_threads(store: Store, sessions: SessionManager, report: Report) 
     assert [row[4] for row in writes[-1].data["$writes"]]
     session = await sessions.get_session("ended")
     assert (session.state, session.agent_type, session.metadata) == ("paused", "langgraph", {})
+
+
+@pytest.mark.parametrize("source", ["openai_agents.sqlite", "langgraph.sqlite", "files", "export"])
+async def test_imported_session_knows_its_own_context(store, sessions, foreign, tmp_path, source):
+    """The context of another session in the row of one is noticed, also of sessions that were imported."""
+    where = foreign / source
+    if source == "files":
+        where = tmp_path / "files"
+        for name in ("one", "two"):
+            CheckpointStore(where).write(name, {"task": "parse"})
+    elif source == "export":
+        where, origin = tmp_path / "all", MemoryStore()
+        for name in ("one", "two"):
+            await SessionManager(store=origin).create_session("tutor", session_id=name)
+        await jsonl.Export(origin, "default", where).run(lambda _: None)
+    assert len((await twice(store, where)).landed) == 2
+    one, two = await store.find(Query(namespace="default"))
+    assert await sessions.get_session(one.session_id) is not None
+    assert await store.swap(one.key, one.body, two.body)
+    with pytest.raises(Corrupt, match="context is another session's"):
+        assert (await SessionManager(store=store).get_session(one.session_id)).context
 
 
 async def test_langgraph_in_sqlite(store, sessions, foreign):

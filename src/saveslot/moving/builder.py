@@ -44,10 +44,11 @@ class Builder:
     where it is becomes a checkpoint of that name; so does an end that is followed by more history.
     """
 
-    def __init__(self, namespace: str, session: AgentSession) -> None:
+    def __init__(self, namespace: str, session: AgentSession, key: bytes | None = None) -> None:
+        """`key`: the session's; None derives it from namespace, id and time of creation."""
         self._namespace = namespace
         self._session = session
-        self._draft = Draft(b"", beginning(), codec.MAX_STATE)
+        self._draft = draft_of(namespace, session, key)
         self._state = SessionState.ACTIVE
         self._end: _Verb | None = None  # not in the draft yet: the next entry decides whether it is one
 
@@ -181,12 +182,18 @@ class Builder:
         return MemoryParcel(row, group.entries, head.last.seq)
 
 
+def draft_of(namespace: str, session: AgentSession, key: bytes | None = None) -> Draft:
+    """The draft of a session that is built, with its key."""
+    created = _created(session)
+    return Draft(key or key_of(created, _seed(namespace, session, created)), beginning(), codec.MAX_STATE)
+
+
 def parcel_of(draft: Draft, session: AgentSession, namespace: str, state: SessionState, heartbeat: int) -> MemoryParcel:
-    """A draft as a parcel, with its key and the ids of its entries derived from its content."""
-    created = max(1, micros(session.created_at))
-    seed = sha256("\0".join((namespace, session.session_id, str(created))).encode()).digest()
+    """A draft as a parcel, with the ids of its entries derived from its content."""
+    created = _created(session)
+    seed = _seed(namespace, session, created)
     row = Row(
-        key_of(created, seed),
+        draft.group.key,
         namespace,
         session.session_id,
         session.agent_type,
@@ -195,13 +202,20 @@ def parcel_of(draft: Draft, session: AgentSession, namespace: str, state: Sessio
         created,
         max(1, heartbeat),
     )
-    draft.group.key = row.key
     entries = creation(row, draft).entries
     for entry in entries:
         seed = identity(seed, entry)
         entry.append_id = seed[:16]
     row.fence = entries[-1].fence
     return MemoryParcel(row, entries)
+
+
+def _created(session: AgentSession) -> int:
+    return max(1, micros(session.created_at))
+
+
+def _seed(namespace: str, session: AgentSession, created: int) -> bytes:
+    return sha256("\0".join((namespace, session.session_id, str(created))).encode()).digest()
 
 
 def key_of(created: int, seed: bytes) -> bytes:

@@ -28,10 +28,9 @@ from saveslot import codec
 from saveslot.checkpoints.files.folder import sync, sync_folder
 from saveslot.errors import InvalidInput, NotFound, SaveslotError
 from saveslot.manager import export
-from saveslot.moving.builder import parcel_of
+from saveslot.moving.builder import draft_of, parcel_of
 from saveslot.moving.loader import Step
 from saveslot.moving.parcel import MemoryParcel, Problem
-from saveslot.session.draft import Draft, beginning
 from saveslot.session.engine import Engine, Space
 from saveslot.stores import Store
 from saveslot.values import refs
@@ -294,7 +293,7 @@ def parcel(
     """An exported session as a parcel."""
     session, entries = export.parsed(text, keyring)
     session.session_id = new_id or session.session_id
-    draft = Draft(b"", beginning(), codec.MAX_STATE)
+    draft = draft_of(namespace, session)
     for _ in export.fill(draft, session, entries):
         pass
     return parcel_of(draft, session, namespace, session.state, micros(session.last_heartbeat))

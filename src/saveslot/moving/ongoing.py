@@ -36,10 +36,9 @@ def history_id(before: bytes, *content: Any) -> bytes:
 class OngoingParcel(MemoryParcel):
     """A whole session, as it is written if nothing of it is here yet."""
 
-    def __init__(self, parcel: MemoryParcel, ids: Sequence[bytes], go_on: GoOn, *, key: bytes | None = None) -> None:
+    def __init__(self, parcel: MemoryParcel, ids: Sequence[bytes], go_on: GoOn) -> None:
         """`ids` are those of its first entries: the creation, then its history."""
         super().__init__(parcel.row, parcel.entries)
-        self.row.key = key or self.row.key
         self._ids = ids
         self._go_on = go_on
         _name(self.entries, ids, b"")

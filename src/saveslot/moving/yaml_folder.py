@@ -46,7 +46,10 @@ def _parcel(path: Path, namespace: str) -> MemoryParcel:
     created, updated = _time(document, "created", written), _time(document, "updated", written)
     context = {key: document[key] for key in ABOUT if document.get(key) is not None}
     state = SessionState.COMPLETED if document.get("status") == SessionState.COMPLETED else None
-    builder = Builder(namespace, AgentSession(session_id=session_id, created_at=created, context=context))
+    # The file's name is all that is fixed: not every document has its creation time.
+    first = history_id(b"", "file", namespace, session_id)
+    session = AgentSession(session_id=session_id, created_at=created, context=context)
+    builder = Builder(namespace, session, key_of(1, first))
     builder.created(at=created)
     if state is None:
         builder.rest(created)
@@ -57,9 +60,7 @@ def _parcel(path: Path, namespace: str) -> MemoryParcel:
             more.checkpoint("imported", document, None, updated)
         more.settle({"context": context}, state, updated)
 
-    # The file's name is all that is fixed: not every document has its creation time.
-    first = history_id(b"", "file", namespace, session_id)
-    return OngoingParcel(builder.parcel(state, updated), [first], go_on, key=key_of(1, first))
+    return OngoingParcel(builder.parcel(state, updated), [first], go_on)
 
 
 def _time(document: Document, key: str, written: float) -> datetime:
