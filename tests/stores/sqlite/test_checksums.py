@@ -34,7 +34,8 @@ async def fill(path: Path) -> None:
             name = f"s{n}"
             await sessions.create_session("tutor", f"user-{n % 3}", {"topic": n}, labels={"n": str(n)}, session_id=name)
             for turn in range(20):
-                await sessions.checkpoint(name, f"turn-{turn}", append={"messages": [random.randbytes(40 * n).hex()]})
+                size = 6000 if turn == n else 40 * n
+                await sessions.checkpoint(name, f"turn-{turn}", append={"messages": [random.randbytes(size).hex()]})
         await sessions.create_session("tutor", session_id="gone")
         await sessions.checkpoint("gone", "large", {"text": random.randbytes(60_000).hex()})
         await sessions.delete_session("gone")
@@ -87,18 +88,51 @@ def flip(path: Path, bit: int) -> None:
         file.write(bytes([byte ^ 1 << bit % 8]))
 
 
+PAGE = 4096
+KINDS = {2: "inner of an index", 5: "inner of a table", 10: "leaf of an index", 13: "leaf of a table"}
+
+
+def page_kinds(path: Path) -> dict[str, list[int]]:
+    """The numbers of the pages of each kind, from 0."""
+    content = path.read_bytes()
+
+    def number(page: int, at: int) -> int:
+        return int.from_bytes(content[page * PAGE + at : page * PAGE + at + 4])
+
+    kinds, free = {"map": set(range(1, len(content) // PAGE, (PAGE - 8) // 5 + 1))}, set[int]()
+    trunk = number(0, 32)
+    while trunk:
+        leaves = {number(trunk - 1, 8 + 4 * n) - 1 for n in range(number(trunk - 1, 4))}
+        free, trunk = free | leaves | {trunk - 1}, number(trunk - 1, 0)
+    kinds["free"] = free
+    for page in {*range(len(content) // PAGE)} - free - kinds["map"]:
+        kind = KINDS.get(content[page * PAGE + (0 if page else 100)], "overflow")
+        kinds.setdefault(kind, set()).add(page)
+    return {kind: sorted(pages) for kind, pages in kinds.items()}
+
+
 @pytest.mark.parametrize("flips", [300, pytest.param(10_000, marks=pytest.mark.long)])
 async def test_no_flipped_bit_gives_a_wrong_answer(tmp_path, flips):
-    """Each answer is the right one or `Corrupt`; a checkpoint that is accepted follows the newest one."""
+    """Each answer is the right one or `Corrupt`; a checkpoint that is accepted follows the newest one. Half of the bits
+    are anywhere in the file, the others in pages of each kind in turn, and in the header.
+    """
     sound, path = tmp_path / "sound.db", tmp_path / "s.db"
     await fill(sound)
     right = await everything(sound)
     size, dice = sound.stat().st_size * 8, random.Random(flips)
+    kinds = page_kinds(sound)
+    assert kinds.keys() == {*KINDS.values(), "map", "free", "overflow"}
     header = range(16 * 8, 28 * 8)  # page size, versions, reserved bytes, limits
     refused = 0
     for n in range(flips):
         shutil.copy(sound, path)
-        flip(path, header[n // 4] if n % 4 == 0 and n // 4 < len(header) else dice.randrange(size))
+        if n % 4 == 0 and n // 4 < len(header):
+            flip(path, header[n // 4])
+        elif n % 2:
+            pages = kinds[sorted(kinds)[n // 2 % len(kinds)]]
+            flip(path, dice.choice(pages) * PAGE * 8 + dice.randrange(PAGE * 8))
+        else:
+            flip(path, dice.randrange(size))
         for name, answer in (await everything(path, dice.sample(range(SESSIONS), 3))).items():
             refused += isinstance(answer, SaveslotError)
             assert isinstance(answer, Corrupt | InvalidInput) or answer == right[name], (n, name)
