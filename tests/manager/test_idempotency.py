@@ -229,6 +229,25 @@ async def test_lifecycle_calls_are_made_once(opened, key):
         assert [entry.kind for entry in await sessions.entries("f")] == ["created", "failed"]
 
 
+async def test_lifecycle_calls_of_a_holder_are_made_once(opened):
+    """The same pause, resume, complete or fail writes nothing, also by id, and after it has ended the hold."""
+    async with opened() as sessions, opened() as others:
+        async with sessions.hold("s", create="tutor") as held:
+            await held.pause(idempotency_key="p")
+            await held.resume(idempotency_key="r")
+            await held.pause(idempotency_key="p")
+            assert (await others.pause("s", idempotency_key="p")).state == held.session.state == "active"
+            with pytest.raises(InvalidInput, match="idempotency_key"):
+                await held.fail("x", idempotency_key="p")
+            await held.complete({"grade": "A"}, idempotency_key="c")
+            await held.complete({"grade": "A"}, idempotency_key="c")
+            with pytest.raises(InvalidInput, match="idempotency_key"):
+                await held.complete({"grade": "B"}, idempotency_key="c")
+        assert (await others.complete("s", {"grade": "A"}, idempotency_key="c")).state == "completed"
+        kinds = [entry.kind for entry in await sessions.entries("s")]
+        assert kinds == ["created", "taken", "paused", "resumed", "completed"]
+
+
 @pytest.mark.parametrize("key", [None, KEY])
 async def test_an_update_is_stored_once(opened, key):
     """Another process that stages the same gets its value refreshed; other content is refused and stays staged."""

@@ -12,11 +12,11 @@ from saveslot.session.engine import Space, passerby, scope_of
 from saveslot.session.log import Log
 from saveslot.session.model import AgentSession
 from saveslot.session.refusals import unknown
-from saveslot.session.requests import entry_of, request
+from saveslot.session.requests import entry_of
 from saveslot.session.retries import once_in
-from saveslot.values.checks import Data, as_data, as_name
-from saveslot.values.kinds import VERBS, Kind
-from saveslot.values.lifecycle import ACTIVE, follow
+from saveslot.session.transition import Transition
+from saveslot.values.checks import Data, as_name
+from saveslot.values.kinds import Kind
 from saveslot.values.versions import Version, as_version
 
 
@@ -29,28 +29,21 @@ async def pause(
     written for that id. A worker that holds the session gets a `Conflict` from its next verb. The same call with the
     same `idempotency_key` changes nothing, and returns the session as it is by then.
     """
-    note: Data = {"previous_state": ACTIVE.value}
-    call_id = request(idempotency_key, "pause", {})
-    return await _changed(sessions, id, Kind.PAUSED, "session_paused", note, seen=as_version(seen), request=call_id)
+    return await _changed(sessions, id, Transition.pause(idempotency_key), seen=as_version(seen))
 
 
 async def resume(
     sessions: Space, id: str, *, seen: str | None = None, idempotency_key: str | None = None
 ) -> AgentSession:
     """Make a paused session active, like `pause`. Resuming an active session does nothing, and uses no key up."""
-    call_id = request(idempotency_key, "resume", {})
-    return await _changed(sessions, id, Kind.RESUMED, "session_resumed", {}, seen=as_version(seen), request=call_id)
+    return await _changed(sessions, id, Transition.resume(idempotency_key), seen=as_version(seen))
 
 
 async def complete(
     sessions: Space, id: str, result: Any = None, *, seen: str | None = None, idempotency_key: str | None = None
 ) -> AgentSession:
     """End the session for good, like `pause`. While another worker holds it: `LeaseHeld`."""
-    note: Data = {"result": {} if result is None else result}
-    call_id = request(idempotency_key, "complete", {"result": result})
-    return await _changed(
-        sessions, id, Kind.COMPLETED, "session_completed", note, seen=as_version(seen), request=call_id
-    )
+    return await _changed(sessions, id, Transition.complete(result, idempotency_key), seen=as_version(seen))
 
 
 async def fail(
@@ -63,35 +56,28 @@ async def fail(
     idempotency_key: str | None = None,
 ) -> AgentSession:
     """End the session as failed, like `pause`; a rollback reopens it."""
-    note: Data = {"error": error, "details": error_details or {}}
-    call_id = request(idempotency_key, "fail", {"error": error, "error_details": error_details})
-    return await _changed(sessions, id, Kind.FAILED, "session_failed", note, seen=as_version(seen), request=call_id)
+    transition = Transition.fail(error, error_details, idempotency_key)
+    return await _changed(sessions, id, transition, seen=as_version(seen))
 
 
 @once_in(scope_of)
-async def _changed(
-    sessions: Space, id: str, kind: Kind, name: str, note: Data, *, seen: Version | None, request: bytes
-) -> AgentSession:
-    session_id, note, verb, vault = as_name(id, "id"), as_data(note, "data"), VERBS[kind], sessions.engine.vault
+async def _changed(sessions: Space, id: str, transition: Transition, *, seen: Version | None) -> AgentSession:
+    session_id, vault = as_name(id, "id"), sessions.engine.vault
 
     async def decide(log: Log) -> Draft | None:
-        if await entry_of(vault, log.key, request) is not None:
+        if await transition.made(vault, log.key):
             return None
-        state = follow(log.at.state, verb)
-        if kind is Kind.RESUMED and state is log.at.state:
-            return None
-        draft = log.draft()
-        draft.group.heartbeat = log.at.lease is None  # while it is held, only its owner's writes are signs of life
-        draft.lifecycle(kind, name, note)
-        draft.group.entries[-1].request = request
-        draft.become(state)
+        draft = transition.draft(log)
+        if draft is not None:
+            draft.group.heartbeat = log.at.lease is None  # while it is held, only its owner's writes are signs of life
         return draft
 
-    if not await repeated(sessions, session_id, request):
+    if not await repeated(sessions, session_id, transition.request):
+        alone = transition.kind is Kind.COMPLETED
         try:
-            await change(passerby(sessions, session_id, version=seen, fresh=True, alone=kind is Kind.COMPLETED), decide)
+            await change(passerby(sessions, session_id, version=seen, fresh=True, alone=alone), decide)
         except Conflict:  # perhaps with the same call in another process
-            if not await repeated(sessions, session_id, request):
+            if not await repeated(sessions, session_id, transition.request):
                 raise
     session = await get_session(sessions, session_id, history=0)
     if session is None:

@@ -26,12 +26,13 @@ from saveslot.session.retries import CALL, Calls, Scope, content, once_in
 from saveslot.session.runs import Runs
 from saveslot.session.save import Save
 from saveslot.session.signatures import AsyncSteps
+from saveslot.session.transition import Transition
 from saveslot.session.worker import Worker
 from saveslot.session.working import Effect, WorkingCopy, kept
 from saveslot.stores import Store
 from saveslot.values.checks import Data, as_data
-from saveslot.values.kinds import SIDE_KINDS, Kind
-from saveslot.values.lifecycle import ACTIVE, follow
+from saveslot.values.kinds import ENDING_KINDS, SIDE_KINDS, Kind
+from saveslot.values.lifecycle import follow
 from saveslot.values.log import Entry, Head, Outcome, Verdict, Wanted, moment
 from saveslot.values.versions import Version, as_version
 
@@ -505,40 +506,45 @@ class Held(AsyncSteps):
             raise self._fenced(head)
         raise refusal(self.where[1], Verdict(Outcome.CONFLICT, head=head.last), self._log.at.seq, self._log.fence)
 
-    async def pause(self, *, seen: str | None = None) -> None:
-        """Pause an active session; it stays held."""
-        note: Data = {"previous_state": ACTIVE.value}
-        await self._live("pause", Kind.PAUSED, "session_paused", note, seen=as_version(seen))
+    async def pause(self, *, seen: str | None = None, idempotency_key: str | None = None) -> None:
+        """Pause an active session; it stays held. The same call with the same `idempotency_key` changes nothing."""
+        await self._become(Transition.pause(idempotency_key), seen=as_version(seen))
 
-    async def resume(self, *, seen: str | None = None) -> None:
-        """Make a paused session active. Resuming an active session does nothing."""
-        await self._live("resume", Kind.RESUMED, "session_resumed", {}, seen=as_version(seen))
+    async def resume(self, *, seen: str | None = None, idempotency_key: str | None = None) -> None:
+        """Make a paused session active, like `pause`. Resuming an active session does nothing."""
+        await self._become(Transition.resume(idempotency_key), seen=as_version(seen))
 
-    async def complete(self, result: Any = None, *, seen: str | None = None) -> None:
-        """End the session for good, and release it in the same write."""
-        note: Data = {"result": {} if result is None else result}
-        await self._live("complete", Kind.COMPLETED, "session_completed", note, seen=as_version(seen))
+    async def complete(
+        self, result: Any = None, *, seen: str | None = None, idempotency_key: str | None = None
+    ) -> None:
+        """End the session for good, like `pause`, and release it in the same write."""
+        await self._become(Transition.complete(result, idempotency_key), seen=as_version(seen))
 
-    async def fail(self, error: str, error_details: Data | None = None, *, seen: str | None = None) -> None:
-        """End the session as failed (`recover` reopens it), and release it in the same write."""
-        note: Data = {"error": error, "details": error_details or {}}
-        await self._live("fail", Kind.FAILED, "session_failed", note, seen=as_version(seen))
+    async def fail(
+        self,
+        error: str,
+        error_details: Data | None = None,
+        *,
+        seen: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> None:
+        """End the session as failed, like `pause` (`recover` reopens it), and release it in the same write."""
+        await self._become(Transition.fail(error, error_details, idempotency_key), seen=as_version(seen))
 
     @once_in(_where)
-    async def _live(self, verb: str, kind: Kind, name: str, data: Data, *, seen: Version | None) -> None:
-        data = as_data(data, "data")  # a caller that was cancelled may change it
+    async def _become(self, transition: Transition, *, seen: Version | None) -> None:
+        store, key = self._lookup.store, self._log.key
+        if await transition.made(store, key):  # perhaps it ended this hold
+            return
 
         async def decide(log: Log) -> Draft | None:
-            self.follow(seen)
-            state = follow(log.at.state, verb)
-            if verb == "resume" and state is log.at.state:
+            if await transition.made(store, key):
                 return None
-            draft = self.by_us(log.draft())
-            draft.lifecycle(kind, name, data)
-            draft.become(state)
-            return draft
+            self.follow(seen)
+            draft = transition.draft(log)
+            return None if draft is None else self.by_us(draft)
 
-        await change(_WindingUp(self) if verb in {"complete", "fail"} else self, decide)
+        await change(_WindingUp(self) if transition.kind in ENDING_KINDS else self, decide)
 
     @once_in(_where)
     async def update_context(self, changes: Data | None = None, /, **more: Any) -> None:

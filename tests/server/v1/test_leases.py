@@ -66,6 +66,22 @@ def test_idempotency_under_a_lease(served, session):
     assert served.request("GET", f"/v1/sessions/{session}/data").json == {"items": [1]}
 
 
+def test_lifecycle_under_a_lease_is_repeated_safely(served, other, session):
+    """The same pause, resume, complete or fail with its key changes nothing, at any server, also once it has ended the
+    lease; another call with the key is refused.
+    """
+    path, headers = f"/v1/sessions/{session}", {"saveslot_lease": lease(served, session)["lease_id"]}
+    for verb, state in (("pause", "paused"), ("resume", "active"), ("pause", "active"), ("resume", "active")):
+        answer = served.request("POST", f"{path}/{verb}", **headers, idempotency_key=verb)
+        assert (answer.status, answer.json["state"]) == (200, state)
+    for server in (served, other, served):
+        done = server.request("POST", f"{path}/complete", {"result": 1}, **headers, idempotency_key="c")
+        assert (done.status, done.json["state"]) == (200, "completed")
+    for verb, body in (("complete", {"result": 2}), ("fail", {"error": "x"})):
+        refused = other.request("POST", f"{path}/{verb}", body, **headers, idempotency_key="c")
+        assert (refused.status, error(refused).code) == (422, "invalid_input")
+
+
 def test_a_lease_counts_at_any_server(served, other, session):
     """Renewal, writes and release of a lease work at another server of the store, in any mixture."""
     given = lease(served, session)

@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
+from saveslot.manager.lifecycle import repeated
 from saveslot.server.call import Call
 from saveslot.server.routes import Header, Route
 from saveslot.server.v1.answers import Object, Session, Time, Value, Version, one
@@ -15,6 +16,7 @@ from saveslot.server.v1.conditions import IF_MATCH, KEY, LEASE, follow, key, wri
 from saveslot.server.v1.sessions import existing
 from saveslot.session.held import Held
 from saveslot.session.model import AgentSession
+from saveslot.session.transition import Transition
 from saveslot.values.lifecycle import SessionState
 
 TAG = "Lifecycle"
@@ -54,16 +56,18 @@ class Heartbeat(Struct):
 async def pause(call: Call) -> Response:
     return await _changed(
         call,
+        Transition.pause(key(call)),
         lambda seen: call.sessions.pause(call.path["id"], seen=seen, idempotency_key=key(call)),
-        lambda held, seen: held.pause(seen=seen),
+        lambda held, seen: held.pause(seen=seen, idempotency_key=key(call)),
     )
 
 
 async def resume(call: Call) -> Response:
     return await _changed(
         call,
+        Transition.resume(key(call)),
         lambda seen: call.sessions.resume(call.path["id"], seen=seen, idempotency_key=key(call)),
-        lambda held, seen: held.resume(seen=seen),
+        lambda held, seen: held.resume(seen=seen, idempotency_key=key(call)),
     )
 
 
@@ -71,8 +75,9 @@ async def complete(call: Call) -> Response:
     content: Completion = call.content
     return await _changed(
         call,
+        Transition.complete(content.result, key(call)),
         lambda seen: call.sessions.complete(call.path["id"], content.result, seen=seen, idempotency_key=key(call)),
-        lambda held, seen: held.complete(content.result, seen=seen),
+        lambda held, seen: held.complete(content.result, seen=seen, idempotency_key=key(call)),
     )
 
 
@@ -80,10 +85,11 @@ async def fail(call: Call) -> Response:
     content: Failure = call.content
     return await _changed(
         call,
+        Transition.fail(content.error, content.details, key(call)),
         lambda seen: call.sessions.fail(
             call.path["id"], content.error, content.details, seen=seen, idempotency_key=key(call)
         ),
-        lambda held, seen: held.fail(content.error, content.details, seen=seen),
+        lambda held, seen: held.fail(content.error, content.details, seen=seen, idempotency_key=key(call)),
     )
 
 
@@ -98,6 +104,7 @@ async def recover(call: Call) -> Response:
 
 async def _changed(
     call: Call,
+    transition: Transition,
     free: Callable[[str | None], Awaitable[AgentSession]],
     write: Callable[[Held, str | None], Awaitable[None]],
 ) -> Response:
@@ -105,7 +112,10 @@ async def _changed(
         await write(held, seen)
         return await existing(call)
 
-    return one(call, await write_either(call, free, held))
+    async def earlier() -> AgentSession | None:
+        return await existing(call) if await repeated(call.sessions, call.path["id"], transition.request) else None
+
+    return one(call, await write_either(call, free, held, earlier))
 
 
 async def cancel(call: Call) -> Response:
