@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from saveslot import Corrupt, KeyMissing, Retention, SessionManager, Unavailable
+from saveslot.manager.log_pages import forks_of
 from saveslot.moving import loader, parcel
 from saveslot.moving.copy import copy_sessions
 from saveslot.stores import Store, open_store, sqlite_path
@@ -58,6 +59,28 @@ async def test_copied_session_is_found_by_labels_of_its_entries(fresh, first, se
     assert report.problems == []
     assert [session.session_id for session in await copies.find(entry={"run": "r1"})] == ["labelled"]
     assert (await copies.checkpoint("labelled", "one", {"n": 1}, **call)).seq == saved.seq
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("sqlite", "memory"), ("memory", "postgres"), ("postgres", "valkey"), ("valkey", "sqlite")]
+)
+async def test_sealed_copy_is_found_by_labels_of_its_entries(fresh, first, second):
+    """The copy needs no key: the labels go along as they are hidden, those of forks, too."""
+    origin, away = await fresh(first), await fresh(second)
+    sessions = SessionManager(store=origin, encryption_key=bytes(32))
+    await sessions.create_session("tutor", session_id="s")
+    for n in range(3):
+        await sessions.checkpoint("s", "turn", {"n": n}, {"labels": {"run": f"r{n % 2}"}})
+    await sessions.fork("s", "~1", "fork")
+    assert (await copy_sessions(origin, away, "default")).problems == []
+    copies = SessionManager(store=away, encryption_key=bytes(32))
+    assert {session.session_id for session in await copies.find(entry={"run": "r1"})} == {"s", "fork"}
+    assert {session.session_id for session in await copies.find(entry={"run": "r0"})} == {"s"}
+    forks = await forks_of(copies, "s")
+    assert [fork.id for lines in forks.values() for fork in lines] == ["fork"]
+    await sessions.checkpoint("s", "turn", {"n": 4}, {"labels": {"run": "r2"}})
+    assert (await copy_sessions(origin, away, "default")).problems == []
+    assert [session.session_id for session in await copies.find(entry={"run": "r2"})] == ["s"]
 
 
 async def test_copied_session_has_no_owner(fresh):

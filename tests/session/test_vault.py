@@ -28,6 +28,8 @@ from saveslot import (
 )
 from saveslot.codec import Keyring, new_key
 from saveslot.codec.frame import CHECKSUM, add_checksum
+from saveslot.manager import rotate
+from saveslot.manager.log_pages import forks_of
 from saveslot.session.vault import Vault
 from saveslot.stack import Postgres
 from saveslot.stores import open_store
@@ -423,6 +425,63 @@ async def test_interrupted_rotation_can_be_resumed(opened, monkeypatch):
         assert (await sessions.rotate_keys())["rotated"] == 3
     async with opened(encryption_key={"new": OTHER}) as sessions:
         assert {s.context["n"] for s in await sessions.find()} == set(range(5))
+
+
+async def labelled(sessions: SessionManager) -> None:
+    """Sessions with labelled entries: more than are read at once, a fork, one whose body has the newest key already."""
+    await sessions.create_session("tutor", session_id="s")
+    for n in range(5):
+        await sessions.checkpoint("s", "turn", {"n": n}, {"labels": {"run": f"r{n % 2}", "topic": SECRET}})
+    await sessions.record("s", "thought", SECRET)
+    await sessions.fork("s", "~1", "fork")
+    await sessions.create_session("tutor", session_id="plain")
+    await sessions.checkpoint("plain", "turn", {"n": 0}, {"labels": {"run": "r0"}})
+
+
+async def found(sessions: SessionManager, **labels: str) -> list[str]:
+    return sorted(session.session_id for session in await sessions.find(entry=labels))
+
+
+async def as_before(sessions: SessionManager) -> None:
+    """Assert that what `labelled` wrote is found and read."""
+    assert await found(sessions, run="r0") == ["plain", "s"]
+    assert await found(sessions, run="r1", topic=SECRET) == ["fork", "s"]
+    assert await found(sessions, run="r1", topic="other") == []
+    assert await sessions.count(entry={"run": "r1"}) == 2
+    assert [record.value for record in await sessions.records("s")] == [SECRET]
+    forks = await forks_of(sessions, "s")
+    assert [fork.id for lines in forks.values() for fork in lines] == ["fork"]
+
+
+@pytest.mark.parametrize("part", [2, 1000])
+async def test_entries_are_found_by_their_labels_after_a_rotation(fresh, monkeypatch, part):
+    """With the new key alone, and not with the old one alone; also those of a session that needed no other wrap."""
+    monkeypatch.setattr(rotate, "LABELLED", part)
+    old, both = fresh(encryption_key={"old": KEY}), fresh(encryption_key={"new": OTHER, "old": KEY})
+    await labelled(old)
+    await as_before(old)
+    async with both.hold("plain") as held:
+        await held.update_context(more=1)
+        assert (await both.key_ids()) == {"old": 2, "new": 1}
+        await as_before(both)
+        assert (await both.rotate_keys()) == {"rotated": 3, "changed_meanwhile": 0, "locked": {}}
+        await held.checkpoint("turn", {"n": 1}, {"labels": {"run": "r0"}})
+    assert (await both.rotate_keys())["rotated"] == 0
+    await as_before(fresh(encryption_key={"new": OTHER}))
+    assert await found(fresh(encryption_key={"old": KEY}), run="r1") == []
+
+
+async def test_labels_are_rotated_below_a_hot_tier(servers):
+    url, hot = servers.schema(), servers.valkey()
+    async with saveslot.open(url, hot=hot, encryption_key={"old": KEY}) as sessions:
+        await labelled(sessions)
+    async with saveslot.open(url, hot=hot, encryption_key={"new": OTHER, "old": KEY}) as sessions:
+        assert (await sessions.rotate_keys())["rotated"] == 3
+    async with saveslot.open(url, hot=hot, encryption_key={"new": OTHER}) as sessions:
+        await as_before(sessions)
+        copy = await sessions.copy_session("fork", "copy")
+        assert await found(sessions, run="r1", topic=SECRET) == ["copy", "fork", "s"]
+        assert copy.metadata["forked_from"].startswith("s:")
 
 
 async def test_context_write_rewraps_with_the_newest_key(opened):

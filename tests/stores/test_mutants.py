@@ -270,10 +270,11 @@ MEMORY: dict[str, tuple[Edit, ...]] = {
     "a request may come twice": (("if known and any(entry", "if False and any(entry"),),
     "labels of several entries count as those of one": (
         (
-            "any(query.entry.items() <= labels.items() for labels in self._marks[key])",
-            "query.entry.items() <= {item for labels in self._marks[key] for item in labels.items()}",
+            "any(query.entry.items() <= labels.items() for labels in self._marks[key].values())",
+            "query.entry.items() <= {item for labels in self._marks[key].values() for item in labels.items()}",
         ),
     ),
+    "entries without labels get some with a body": ((" if seq in marks}", "}"),),
     "of groups that land together some land": (
         ("return [verdict or Verdict(Outcome.SKIPPED) for verdict in refused]", "pass"),
     ),
@@ -373,10 +374,12 @@ MUTANTS: dict[str, tuple[str, tuple[Edit, ...]]] = {
     ),
 }
 
-# The machine's steps come one after another: it neither cancels nor waits, and no two share a transaction.
+# The machine's steps come one after another: it neither cancels nor waits, no two share a transaction, and none
+# replaces labels of entries.
 BEYOND_THE_MACHINE = {
     "a cancelled append is not stored",
     "a waiting reader of events is not woken",
+    "entries without labels get some with a body",
 }
 # The machine meets these after many seconds, or not in every run ("a claim ignores its patience").
 RARELY_MET = {

@@ -68,6 +68,9 @@ class Sealed(Stack):
     test_create_stores_the_given_row = None
     test_an_erased_row_has_no_user_and_labels = None
     test_the_owner_is_set_and_cleared_with_the_lease = None
+    test_labels_of_entries_are_replaced_with_a_body = None
+    # Labels are shown as they are stored: hidden.
+    test_labels_of_entries_are_read_if_asked_for = None
 
 
 class TestSealedOverMemory(Sealed, OnMemory):

@@ -11,17 +11,17 @@ from saveslot import codec
 from saveslot.errors import AlreadyExists, Corrupt
 from saveslot.manager.reading import get_session
 from saveslot.manager.writing import made
-from saveslot.session.draft import Draft, Point, beginning, body_of, creation, entry_labels
+from saveslot.session.draft import Draft, Point, beginning, body_of, creation, labels_of
 from saveslot.session.engine import Space, scope_of
 from saveslot.session.lookup import Overtaken, about_of, with_a_fresh_head
 from saveslot.session.model import AgentSession
 from saveslot.session.refusals import unknown
 from saveslot.session.requests import request
 from saveslot.session.retries import CALL, once_in
-from saveslot.session.timeline import Timeline, note_of, visible
+from saveslot.session.timeline import Timeline, visible
 from saveslot.values.checks import Data, as_name
 from saveslot.values.ids import fresh_append_id, fresh_key
-from saveslot.values.kinds import ABOUT_KINDS, DATA_KINDS
+from saveslot.values.kinds import ABOUT_KINDS, DATA_KINDS, Kind
 from saveslot.values.lifecycle import SessionState, led_to
 from saveslot.values.log import Entry, Head, Outcome, Row, Wanted
 
@@ -76,11 +76,11 @@ async def _drafted(sessions: Space, id: str, target: str, upto: str | int | None
     row.created_at, row.heartbeat = head.row.created_at, max(head.row.heartbeat, head.last.alive)
     draft = Draft(row.key, beginning(), sessions.engine.limit)
     draft.group.entries = [replace(entry, append_id=fresh_append_id(), lease=None, sign=False) for entry in entries]
-    for entry in draft.group.entries:
-        if entry.kind in DATA_KINDS and entry.note is not None:
-            entry.labels = entry_labels(note_of(entry, f"{id}:{entry.seq}"))
     end = draft.group.entries[-1]
     about = about_of(head.row, head.last)[0] if upto is None else _about(entries, id)
+    for entry in draft.group.entries:
+        if entry.note is not None or entry.kind is Kind.CREATED:
+            entry.labels = labels_of(entry, id, about["metadata"])
     if upto is not None:
         row.state = led_to(entry.kind for entry in entries).value
     draft.group.body = body_of(row.key, about, end.about_seq, codec.ANY_SIZE)

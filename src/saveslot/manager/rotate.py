@@ -1,4 +1,5 @@
-"""Key rotation for sealed sessions: only the wrapped key before a row's body changes, never a payload or the log.
+"""Key rotation for sealed sessions: the wrapped key before a row's body changes, and the keyed hashes of its entries'
+labels; never a payload or the log.
 
 Owners are not disturbed: no entry is written, and a body that its owner changed meanwhile is left alone and retried.
 Each session is rotated atomically; after a kill, the next call continues.
@@ -10,16 +11,22 @@ from collections.abc import AsyncIterator
 
 from msgspec.structs import replace
 
-from saveslot.codec.cipher import Body
+from saveslot import codec
+from saveslot.codec.cipher import Body, is_sealed
 from saveslot.errors import Corrupt, InvalidInput, KeyMissing
+from saveslot.session.draft import labels_of
 from saveslot.session.engine import Space
+from saveslot.session.vault import Vault
 from saveslot.stores import Store
 from saveslot.values.checks import Data
-from saveslot.values.log import Query, Row, order
+from saveslot.values.kinds import Kind
+from saveslot.values.log import MAX_SEQ, Entry, Labels, Query, Row, Wanted, order
 
 BATCH = 500
 # `deleted_for` that finds every deleted session, even if the clock was set back since.
 EVER = -(1 << 50)
+# Labelled entries whose labels are read and written at once.
+LABELLED = 1000
 # Maximum passes over bodies that change while they are rewrapped.
 TRIES = 10
 
@@ -27,8 +34,8 @@ TRIES = 10
 async def rotate_keys(sessions: Space) -> Data:
     """Rewrap the key of every sealed session of this namespace with the newest key. Owners are not disturbed.
 
-    After a kill, the next call continues. Remove an old key only when `key_ids` no longer lists it and all managers
-    have the new one.
+    Labels of entries are hashed anew with it, so that `find(entry=…)` goes on finding them. After a kill, the next
+    call continues. Remove an old key only when `key_ids` no longer lists it and all managers have the new one.
     """
     store, namespace = sessions.engine.vault, sessions.namespace
     if store.keyring is None:
@@ -43,13 +50,51 @@ async def rotate_keys(sessions: Space) -> Data:
                 key_id = exc.key_id if isinstance(exc, KeyMissing) else "damaged"
                 result["locked"][key_id] = result["locked"].get(key_id, 0) + 1
                 continue
-            if body is not None:
-                done = await store.swap(row.key, row.body, body)
-                result["rotated"] += done
-                result["changed_meanwhile"] += not done
+            done = await _rotate(store, row, body)
+            result["rotated"] += done is True
+            result["changed_meanwhile"] += done is False
         if not result["changed_meanwhile"]:
             break
     return result
+
+
+async def _rotate(store: Vault, row: Row, body: bytes | None) -> bool | None:
+    """Store the body, if it was rewrapped, and new hashes of labels; None if nothing was left to do.
+
+    The body comes last: until then `key_ids` counts the session for its old key. False if it changed meanwhile.
+    """
+    end, changed = MAX_SEQ, False
+    while True:
+        page, labels = await _relabelled(store, row, end)
+        last = len(page) < LABELLED
+        after = body if last and body is not None else row.body
+        if labels or after is not row.body:
+            if not await store.swap(row.key, row.body, after, labels):
+                return False
+            changed = True
+        if last:
+            return changed or None
+        end = page[0].seq - 1
+
+
+async def _relabelled(store: Vault, row: Row, end: int) -> tuple[list[Entry], Labels]:
+    """Read the newest labelled entries of a sealed session up to a seq, and hash those labels that an older key hid."""
+    labels: dict[int, dict[str, str]] = {}
+    if store.keyring is None or row.deleted_at or not is_sealed(row.body):
+        return [], labels
+    page = await store.entries(row.key, Wanted([(1, end)], newest=LABELLED, frames=False, labelled=True))
+    for entry in page:
+        try:
+            metadata: Data = {}
+            if entry.kind is Kind.CREATED:
+                metadata = codec.read_note(store.open_row(row).body)["metadata"]
+            named = labels_of(entry, row.session_id, metadata)
+        except Corrupt:
+            continue  # damaged: its labels stay as they are
+        hidden = store.keyring.hidden(named, row.namespace)
+        if named and hidden != entry.labels:
+            labels[entry.seq] = hidden
+    return page, labels
 
 
 async def key_ids(sessions: Space) -> dict[str, int]:

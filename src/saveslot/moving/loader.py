@@ -10,10 +10,7 @@ import msgspec
 
 from saveslot.errors import Corrupt, InvalidInput, KeyMissing, TooLarge
 from saveslot.moving.parcel import Parcel, Problem
-from saveslot.session.draft import entry_labels
-from saveslot.session.timeline import note_of
 from saveslot.stores import Store
-from saveslot.values.kinds import DATA_KINDS
 from saveslot.values.log import Entry, Group, Head, Outcome, Verdict, Wanted
 
 # Sessions per commit.
@@ -224,8 +221,6 @@ class _Trip:
         self.lost = not part or [entry.seq for entry in part] != [*range(self._after + 1, part[-1].seq + 1)]
         if self.lost:
             return False
-        for entry in part:
-            entry.labels = _labels(entry)
         self._part = part
         self.done = part[-1].seq == self.parcel.last
         return True
@@ -241,19 +236,6 @@ class _Trip:
         if self.done:
             group.state, group.body, group.labels = row.state, row.body, dict(row.labels)
         return group
-
-
-def _labels(entry: Entry) -> dict[str, str]:
-    """The labels that `find` finds its session by, which a store does not give back.
-
-    Those of a sealed entry cannot be read here.
-    """
-    if entry.kind not in DATA_KINDS or entry.note is None:
-        return {}
-    try:
-        return entry_labels(note_of(entry, entry.name)) or entry.labels
-    except (Corrupt, KeyMissing):
-        return entry.labels
 
 
 def _essence(entry: Entry) -> Entry:

@@ -7,10 +7,12 @@ from typing import NamedTuple, Protocol, Self
 
 import msgspec
 
-from saveslot.errors import Corrupt
+from saveslot.errors import Corrupt, KeyMissing
+from saveslot.session.draft import entry_labels
+from saveslot.session.timeline import note_of
 from saveslot.session.verify import Verifier
 from saveslot.stores import Store
-from saveslot.values.kinds import Kind
+from saveslot.values.kinds import DATA_KINDS, Kind
 from saveslot.values.log import MAX_SEQ, Entry, Group, Head, Row, Wanted
 
 # A part is in memory once or twice. At most this many entries and bytes, or one entry.
@@ -70,7 +72,10 @@ class MemoryParcel:
 
     async def parts(self, after: int) -> AsyncIterator[list[Entry]]:
         for first, last in _cut(self.entries[after - self._after :]):
-            yield self.entries[first - self._after - 1 : last - self._after]
+            part = self.entries[first - self._after - 1 : last - self._after]
+            for entry in part:
+                entry.labels = entry.labels or _labels(entry)
+            yield part
 
     async def met(self, store: Store, head: Head) -> Parcel | None:
         del store
@@ -155,8 +160,23 @@ class StoredParcel:
         return await self._store.entries(self.row.key, Wanted([(first, self.last)], frames=False))
 
     async def _part(self, piece: tuple[int, int], key: bytes | None = None) -> list[Entry]:
-        entries = await self._store.entries(key or self.row.key, Wanted([piece]))
-        return [msgspec.structs.replace(entry, lease=None, alive=0) for entry in entries]
+        session = key or self.row.key
+        entries = await self._store.entries(session, Wanted([piece]))
+        labelled = await self._store.entries(session, Wanted([piece], frames=False, labelled=True))
+        labels = {entry.seq: entry.labels for entry in labelled}
+        return [
+            msgspec.structs.replace(entry, lease=None, alive=0, labels=labels.get(entry.seq, {})) for entry in entries
+        ]
+
+
+def _labels(entry: Entry) -> dict[str, str]:
+    """The labels that `find` finds its session by; of a sealed or damaged note, none."""
+    if entry.kind not in DATA_KINDS or entry.note is None:
+        return {}
+    try:
+        return entry_labels(note_of(entry, entry.name))
+    except (Corrupt, KeyMissing):
+        return {}
 
 
 def _named_alike(one: Row, other: Row) -> bool:

@@ -26,7 +26,19 @@ from saveslot.stores.findings import checkup
 from saveslot.stores.http import wire
 from saveslot.stores.wire.loops import stopped
 from saveslot.values.checks import RESERVED
-from saveslot.values.log import ID, NO_WORKER, Counts, Group, Head, Outcome, Row, Verdict, checked, checked_together
+from saveslot.values.log import (
+    ID,
+    NO_WORKER,
+    Counts,
+    Group,
+    Head,
+    Outcome,
+    Row,
+    Verdict,
+    checked,
+    checked_labels,
+    checked_together,
+)
 from saveslot.values.recipe import Recipe
 
 R = TypeVar("R", bound=wire.Request)
@@ -234,7 +246,7 @@ async def empty(call: Call, request: wire.Empty) -> int:
 async def swap(call: Call, request: wire.Swap) -> bool:
     if request.key not in await call.keys.allowed(call.caller, [request.key]) and call.caller.namespaces is not None:
         return False
-    return await call.store.swap(request.key, request.before, request.after)
+    return await call.store.swap(request.key, request.before, request.after, checked_labels(request.labels))
 
 
 async def purge(call: Call, request: wire.Purge) -> list[int]:

@@ -13,9 +13,10 @@ from saveslot.errors import InvalidInput
 from saveslot.session.timeline import C, Range, Timeline, merged, note_of
 from saveslot.values.checks import Data, as_data, as_labels
 from saveslot.values.ids import fresh_append_id
-from saveslot.values.kinds import ENDING_KINDS, Kind
+from saveslot.values.kinds import DATA_KINDS, ENDING_KINDS, Kind
 from saveslot.values.lifecycle import SessionState
 from saveslot.values.log import ID, NO_WORKER, Entry, Group, Head, Row, Verdict, Worker, moment
+from saveslot.values.refs import elsewhere
 
 CHECKPOINT = Kind.CHECKPOINT
 
@@ -43,6 +44,17 @@ def entry_labels(metadata: Data) -> dict[str, str]:
         return as_labels(metadata.get(LABELS), f"metadata.{LABELS}")
     except InvalidInput:
         return {}
+
+
+def labels_of(entry: Entry, session_id: str, metadata: Data) -> dict[str, str]:
+    """Return the labels that an entry was written with. `metadata`: its session's."""
+    if entry.kind in DATA_KINDS:
+        return entry_labels(note_of(entry, f"{session_id}:{entry.seq}"))
+    origin = metadata.get("forked_from")
+    if entry.kind is not Kind.CREATED or not isinstance(origin, str):
+        return {}
+    place = elsewhere(origin)  # of a checkpoint; a session without one is named itself
+    return {FORKED: origin if place is None else place[0]}
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -282,8 +294,7 @@ def mark_of(key: bytes) -> str:
 
 def body_of(key: bytes, about: Data, seq: int, limit: int) -> bytes:
     """Return a row's body, which names the session and the entry that it is of."""
-    place: Data = {"seq": seq, "key": mark_of(key)} if key else {"seq": seq}
-    return codec.note({**about, **place}, "session", limit)
+    return codec.note({**about, "seq": seq, "key": mark_of(key)}, "session", limit)
 
 
 def creation(row: Row, draft: Draft) -> Group:

@@ -23,6 +23,7 @@ from saveslot.values.log import (
     Event,
     Group,
     Head,
+    Labels,
     Place,
     Query,
     Ref,
@@ -99,10 +100,11 @@ class Store(Protocol):
         """
         ...
 
-    async def swap(self, key: bytes, before: bytes, after: bytes) -> bool:
+    async def swap(self, key: bytes, before: bytes, after: bytes, labels: Labels | None = None) -> bool:
         """Replace a session's body if it is still `before`, also a deleted session's. No entry is written.
 
-        Only a deleted session's body can become b"", and then its user and labels go too.
+        With the body, and in the same transaction, `labels` replace those of entries that have some, by seq. Only a
+        deleted session's body can become b"", and then its user and labels go too.
         """
         ...
 

@@ -23,6 +23,7 @@ from saveslot.values.log import (
     Event,
     Group,
     Head,
+    Labels,
     Outcome,
     Place,
     Query,
@@ -32,6 +33,7 @@ from saveslot.values.log import (
     Verdict,
     Wanted,
     Worker,
+    among,
     checked,
     checked_together,
     feed_number,
@@ -79,7 +81,7 @@ class MemoryStore(Store):
         self._created_by: dict[tuple[str, bytes], bytes] = {}
         self._logs: dict[bytes, list[Entry]] = {}
         self._requests: dict[bytes, dict[bytes, int]] = {}  # of each log: by their first 16 bytes
-        self._marks: dict[bytes, list[dict[str, str]]] = {}  # labels of each log's entries
+        self._marks: dict[bytes, dict[int, dict[str, str]]] = {}  # labels of each log's entries, by seq
         self._feed: list[tuple[bytes, Entry]] = []
         self._places: dict[bytes, list[int]] = {}  # of each session's entries in the feed, from 1
         self._bells = Bells()
@@ -153,7 +155,7 @@ class MemoryStore(Store):
             self._ids[row.namespace, row.session_id] = group.key
             if row.request:
                 self._created_by[row.namespace, row.request[:ID]] = group.key
-            self._logs[group.key], self._requests[group.key], self._marks[group.key] = [], {}, []
+            self._logs[group.key], self._requests[group.key], self._marks[group.key] = [], {}, {}
         row, log = self._rows[group.key], self._logs[group.key]
         times: list[int] = []
         for entry in group.entries:
@@ -167,7 +169,7 @@ class MemoryStore(Store):
             if entry.request:
                 self._requests[group.key][entry.request[:ID]] = entry.seq
             if entry.labels:
-                self._marks[group.key].append(dict(entry.labels))
+                self._marks[group.key][entry.seq] = dict(entry.labels)
         row.state = group.state or row.state
         row.body = row.body if group.body is None else group.body
         row.labels = row.labels if group.labels is None else dict(group.labels)
@@ -212,7 +214,10 @@ class MemoryStore(Store):
 
     async def entries(self, key: bytes, wanted: Wanted = ALL) -> list[Entry]:
         self._check_open()
-        log = self._logs.get(key, [])
+        log, marks = self._logs.get(key, []), self._marks.get(key, {})
+        if wanted.labelled:
+            entries = await self.entries(key, among(wanted, marks))
+            return [msgspec.structs.replace(entry, labels=dict(marks[entry.seq])) for entry in entries]
         ranges = wanted.with_chain(_chain(log, wanted.chain))
         if wanted.request is not None:
             at = self._requests.get(key, {}).get(wanted.request)
@@ -276,7 +281,7 @@ class MemoryStore(Store):
             and (query.ended_for is None or self._ended(row) <= now - query.ended_for)
             and (query.deleted_for is None or self._deleted_at.get(key, 0) <= now - query.deleted_for)
             and (query.orphan_for is None or self._orphaned(row.owner, query.orphan_for))
-            and (not query.entry or any(query.entry.items() <= labels.items() for labels in self._marks[key]))
+            and (not query.entry or any(query.entry.items() <= labels.items() for labels in self._marks[key].values()))
         ]
 
     def _alive(self, row: Row) -> int:
@@ -381,7 +386,7 @@ class MemoryStore(Store):
                 count += 1
         return count
 
-    async def swap(self, key: bytes, before: bytes, after: bytes) -> bool:
+    async def swap(self, key: bytes, before: bytes, after: bytes, labels: Labels | None = None) -> bool:
         self._check_open()
         row = self._rows.get(key)
         if row is None or row.body != before or not (after or key in self._deleted):
@@ -389,6 +394,8 @@ class MemoryStore(Store):
         row.body = after
         if not after:
             row.user_id, row.labels = "", {}
+        marks = self._marks[key]
+        marks |= {seq: dict(named) for seq, named in (labels or {}).items() if seq in marks}
         return True
 
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
@@ -414,7 +421,7 @@ class MemoryStore(Store):
         """Take a session out of what finds it by its id, its request or its entries."""
         del self._ids[row.namespace, row.session_id]
         self._created_by.pop((row.namespace, row.request[:ID]), None)
-        self._marks[row.key] = []
+        self._marks[row.key] = {}
 
     async def close(self) -> None:
         self._closed = True

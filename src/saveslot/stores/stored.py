@@ -7,7 +7,7 @@ saying which column is damaged, so that lists go on with the other sessions. A d
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -18,7 +18,7 @@ from saveslot.errors import Corrupt
 from saveslot.values.checks import MAX_NAME
 from saveslot.values.kinds import Kind
 from saveslot.values.lifecycle import SessionState
-from saveslot.values.log import EARLIEST, ID, LATEST, MAX_SEQ, REQUEST, Entry, Head, Row
+from saveslot.values.log import EARLIEST, ID, LATEST, MAX_SEQ, REQUEST, Entry, Head, Labels, Row
 
 # Characters of a damaged value that an error shows.
 SHOWN = 40
@@ -123,6 +123,20 @@ def to_row(columns: Sequence[Any]) -> Row:
     except (ValueError, TypeError, RecursionError):
         return _salvaged_row(columns)
     return _row(astuple(values))
+
+
+def to_marks(rows: Iterable[Sequence[Any]]) -> dict[int, dict[str, str]]:
+    """Labels of entries by seq, from rows of seq, label and value; text may be bytes."""
+    marks: dict[int, dict[str, str]] = {}
+    for seq, label, value in rows:
+        marks.setdefault(seq, {})[shown_text(label)] = shown_text(value)
+    return marks
+
+
+def with_labels(entries: list[Entry], marks: Labels) -> list[Entry]:
+    for entry in entries:
+        entry.labels = dict(marks[entry.seq])
+    return entries
 
 
 def to_head(row: Row, columns: Sequence[Any], before: Sequence[Any] = ()) -> Head:

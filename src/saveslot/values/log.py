@@ -7,7 +7,7 @@ are 16 bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from operator import itemgetter
@@ -79,7 +79,7 @@ class Entry(msgspec.Struct, gc=False):
     # Of a call with an idempotency key: 16 bytes that identify the call, 16 of its content. No two entries of a session
     # have the same first 16.
     request: bytes = b""
-    labels: dict[str, str] = {}  # by which `find` finds this entry; only written
+    labels: dict[str, str] = {}  # by which `find` finds this entry; read only if asked for (`Wanted.labelled`)
     base: int = 0  # of an entry with a state's frame: the long patch or keyframe that it stands on; 0: it is a keyframe
 
     def time(self, now: int) -> int:
@@ -185,6 +185,7 @@ class Wanted(msgspec.Struct, frozen=True):
     request: bytes | None = None  # the first 16 bytes of the entry's
     # Also the entries from this seq on by `base`, wherever they stand. A base that is not an earlier entry ends it.
     chain: int = 0
+    labelled: bool = False  # only entries that have labels, and these with them
 
     def with_chain(self, chain: Iterable[int]) -> list[tuple[int, int]]:
         """The ranges, and what the chain adds to them, oldest first; no entry stands in two of them."""
@@ -194,6 +195,17 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 ALL = Wanted()
+
+
+def among(wanted: Wanted, seqs: Iterable[int]) -> Wanted:
+    """The same entries, but of these seqs only; without its chain."""
+    spans: list[tuple[int, int]] = []
+    for seq in sorted(seqs):
+        if not any(first <= seq <= last for first, last in wanted.ranges):
+            continue
+        begin = spans.pop()[0] if spans and spans[-1][1] == seq - 1 else seq
+        spans.append((begin, seq))
+    return msgspec.structs.replace(wanted, ranges=spans, chain=0, labelled=False)
 
 
 class Query(msgspec.Struct, kw_only=True):
@@ -242,6 +254,7 @@ class Event(msgspec.Struct, frozen=True):
         return {**msgspec.structs.asdict(self), "timestamp": self.timestamp.isoformat()}
 
 
+Labels = Mapping[int, Mapping[str, str]]  # of entries, by seq
 Ref = bytes | tuple[str, str]  # a session by key, or by namespace and id
 Sign = tuple[bytes, bytes | None]  # a heartbeat: a session's key, and the lease that it is held under
 Place = tuple[int, bytes]  # where a page ended: (created_at, changed_at, heartbeat or deleted_at; key)
@@ -386,6 +399,15 @@ def checked(group: Group) -> Group:
     return group
 
 
+def checked_labels(labels: Labels) -> Labels:
+    """Return labels by seq, as `Store.swap` takes them, if they are well formed; else raise `InvalidInput`."""
+    for seq, named in labels.items():
+        if not 1 <= seq <= MAX_SEQ:
+            raise InvalidInput("labels", f"names entry {seq}; no log has one")
+        _check_labels(named, f"labels[{seq}]")
+    return labels
+
+
 def checked_together(groups: Sequence[Group]) -> Sequence[Group]:
     """Return the groups if they can land together: they must not depend on one another, or on a worker's silence."""
     created = [row for group in groups if (row := group.create) is not None]
@@ -465,7 +487,7 @@ def _check_order(entry: Entry, before: Entry, n: int) -> None:
         raise _wrong(n, "fence", "must rise with a new lease")
 
 
-def _check_labels(labels: dict[str, str], path: str) -> None:
+def _check_labels(labels: Mapping[str, str], path: str) -> None:
     for name, value in labels.items():
         _check_text(name, path)
         _check_text(value, f"{path}.{name}")

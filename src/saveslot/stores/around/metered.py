@@ -18,6 +18,7 @@ from saveslot.values.log import (
     Event,
     Group,
     Head,
+    Labels,
     Outcome,
     Place,
     Query,
@@ -155,9 +156,9 @@ class MeteredStore(PassingStore):
         with Timed(self._others["empty"]):
             return await self._inner.empty(key, seqs, notes=notes)
 
-    async def swap(self, key: bytes, before: bytes, after: bytes) -> bool:
+    async def swap(self, key: bytes, before: bytes, after: bytes, labels: Labels | None = None) -> bool:
         with Timed(self._others["swap"]):
-            return await self._inner.swap(key, before, after)
+            return await self._inner.swap(key, before, after, labels)
 
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
         with Timed(self._others["purge"]):

@@ -14,6 +14,7 @@ from saveslot.values.log import (
     Event,
     Group,
     Head,
+    Labels,
     Place,
     Query,
     Ref,
@@ -61,8 +62,8 @@ class PassingStore(Store):
     async def empty(self, key: bytes, seqs: Sequence[int], *, notes: bool = False) -> int:
         return await self._inner.empty(key, seqs, notes=notes)
 
-    async def swap(self, key: bytes, before: bytes, after: bytes) -> bool:
-        return await self._inner.swap(key, before, after)
+    async def swap(self, key: bytes, before: bytes, after: bytes, labels: Labels | None = None) -> bool:
+        return await self._inner.swap(key, before, after, labels)
 
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
         return await self._inner.purge(keys, seen)

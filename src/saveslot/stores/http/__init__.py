@@ -27,6 +27,7 @@ from saveslot.values.log import (
     Event,
     Group,
     Head,
+    Labels,
     Outcome,
     Place,
     Query,
@@ -139,8 +140,8 @@ class HttpStore(Store):
     async def empty(self, key: bytes, seqs: Sequence[int], *, notes: bool = False) -> int:
         return await self._call("empty", wire.Empty(key, list(seqs), notes))
 
-    async def swap(self, key: bytes, before: bytes, after: bytes) -> bool:
-        return await self._call("swap", wire.Swap(key, before, after))
+    async def swap(self, key: bytes, before: bytes, after: bytes, labels: Labels | None = None) -> bool:
+        return await self._call("swap", wire.Swap(key, before, after, labels or {}))
 
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
         return await self._call("purge", wire.Purge(list(keys), None if seen is None else list(seen)), waits=LONG)

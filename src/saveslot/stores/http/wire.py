@@ -13,7 +13,22 @@ from typing import Any, TypeVar
 import msgspec
 
 from saveslot.errors import SaveslotError, from_dict
-from saveslot.values.log import Counts, Entry, Event, Group, Head, Place, Query, Ref, Row, Sign, Verdict, Wanted, Worker
+from saveslot.values.log import (
+    Counts,
+    Entry,
+    Event,
+    Group,
+    Head,
+    Labels,
+    Place,
+    Query,
+    Ref,
+    Row,
+    Sign,
+    Verdict,
+    Wanted,
+    Worker,
+)
 
 T = TypeVar("T")
 
@@ -81,6 +96,7 @@ class Swap(msgspec.Struct):
     key: bytes
     before: bytes
     after: bytes
+    labels: Labels = {}
 
 
 class Purge(msgspec.Struct):

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 from asyncpg import DeadlockDetectedError, DivisionByZeroError, LockNotAvailableError
 
 from saveslot.errors import Corrupt, InvalidInput, Unavailable
@@ -31,7 +32,7 @@ from saveslot.stores.postgres.rows import (
     to_weighed_row,
 )
 from saveslot.stores.postgres.url import SCHEMA
-from saveslot.stores.stored import shown_text, to_entry, to_row
+from saveslot.stores.stored import shown_text, to_entry, to_marks, to_row, with_labels
 from saveslot.stores.wire.batches import Batches
 from saveslot.stores.wire.bells import REST
 from saveslot.stores.wire.joining import Joining
@@ -44,6 +45,7 @@ from saveslot.values.log import (
     Event,
     Group,
     Head,
+    Labels,
     Place,
     Query,
     Ref,
@@ -52,6 +54,7 @@ from saveslot.values.log import (
     Verdict,
     Wanted,
     Worker,
+    among,
     checked_together,
     led,
 )
@@ -223,8 +226,11 @@ class PostgresStore(Store):
     async def empty(self, key: bytes, seqs: Sequence[int], *, notes: bool = False) -> int:
         return len(await self._write(sql.EMPTY, key, array(seqs), notes))
 
-    async def swap(self, key: bytes, before: bytes, after: bytes) -> bool:
-        return bool(await self._write(sql.SWAP, key, before, after))
+    async def swap(self, key: bytes, before: bytes, after: bytes, labels: Labels | None = None) -> bool:
+        if not labels:
+            return bool(await self._write(sql.SWAP, key, before, after))
+        marks = msgspec.json.encode([{"seq": seq, "labels": named} for seq, named in labels.items()]).decode()
+        return bool(await self._write(sql.RELABEL, key, before, after, marks))
 
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
         self._check_open()
@@ -266,6 +272,9 @@ class PostgresStore(Store):
         return [heads.get(ref) for ref in refs]
 
     async def entries(self, key: bytes, wanted: Wanted = ALL) -> list[Entry]:
+        if wanted.labelled:
+            marks = to_marks(await self._read(sql.MARKS, key))
+            return with_labels(await self.entries(key, among(wanted, marks)), marks)
         frame = room = "frame" if wanted.frames else "null::bytea"
         if wanted.frames and wanted.room is not None:
             # PostgreSQL knows the length of a frame stored outside its row without fetching it.

@@ -404,10 +404,34 @@ EMPTY = """
 update {s}.checkpoints set frame = null, note = case when $3::bool then substr(note, 1, 16) else note end
 where key = $1 and seq = any($2::text::int8[]) and (frame is not null or ($3::bool and length(note) > 16))
 returning 1"""
-SWAP = """
+_SWAPPED = """
 update {s}.sessions set body = $3::bytea, user_id = case when $3::bytea = '' then '' else user_id end,
   labels = case when $3::bytea = '' then '{}' else labels end
-where key = $1 and body = $2::bytea and ($3::bytea <> '' or deleted_at is not null) returning 1"""
+where key = $1 and body = $2::bytea and ($3::bytea <> '' or deleted_at is not null) returning"""
+SWAP = f"{_SWAPPED} 1"
+# Labels of a session's entries. OFFSET 0: by the index of sessions, whatever else is asked for.
+_MARKS = "select {what} from {s}.entry_labels l where l.session = {key} offset 0"
+MARKS = _MARKS.replace("{what}", "seq, label, value").replace("{key}", "$1")
+# The same with labels of entries ($4, JSON). What stays as it is must not be deleted: whether an insert sees a row that
+# the same statement deletes is left open.
+RELABEL = f"""
+with swapped as ({_SWAPPED} key, namespace, created_at),
+n as materialized (
+  select (e ->> 'seq')::int8 as seq, l.key as label, l.value
+  from jsonb_array_elements($4::text::jsonb) e cross join jsonb_each_text(e -> 'labels') l),
+had as materialized (
+  select l.* from swapped w
+  cross join lateral ({_MARKS.replace("{what}", "l.ctid as place, seq, label, value").replace("{key}", "w.key")}) l
+  where l.seq in (select seq from n)),
+unmarked as (
+  delete from {{s}}.entry_labels where ctid = any(array(
+    select h.place from had h
+    where not exists (select from n where (n.seq, n.label, n.value) = (h.seq, h.label, h.value))))),
+marked as (
+  insert into {{s}}.entry_labels
+  select w.namespace, n.label, n.value, w.created_at, w.key, n.seq from swapped w cross join n
+  where n.seq in (select seq from had) on conflict do nothing)
+select 1 from swapped"""  # noqa: S608
 # A purge is a transaction of two statements. The first locks the newest entry of each session, by key: it waits for
 # appends under way, and later appends wait for it. The second sees, in a new snapshot, what the earlier appends wrote.
 # An append after an older entry and the deletion can still wait for each other: the server ends such a deadlock within

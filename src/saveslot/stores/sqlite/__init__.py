@@ -21,7 +21,7 @@ from saveslot.stores.memory import LEFTOVER, clock
 from saveslot.stores.sqlite import feed
 from saveslot.stores.sqlite.file import Uptime, scrub, since_boot, translated
 from saveslot.stores.sqlite.finding import counted, listed
-from saveslot.stores.sqlite.landing import LARGE, MANY, UNLABEL, UNMARK, Landing
+from saveslot.stores.sqlite.landing import LARGE, MANY, UNLABEL, UNMARK, Landing, remark
 from saveslot.stores.sqlite.reader import Reader, Work
 from saveslot.stores.sqlite.reading import FEW_HEADS, TOGETHER, Reading, log
 from saveslot.stores.sqlite.rows import GONE, HEADER, LABELS, NEWEST, gone
@@ -37,6 +37,7 @@ from saveslot.values.log import (
     Event,
     Group,
     Head,
+    Labels,
     Place,
     Query,
     Ref,
@@ -188,12 +189,15 @@ class SqliteStore(Store):
 
         return await self._write(work, heavy=len(seqs) > MANY)
 
-    async def swap(self, key: bytes, before: bytes, after: bytes) -> bool:
+    async def swap(self, key: bytes, before: bytes, after: bytes, labels: Labels | None = None) -> bool:
         def work(connection: apsw.Connection) -> bool:
             connection.execute(_SWAP, (key, before, after))
-            return connection.changes() > 0
+            swapped = connection.changes() > 0
+            if swapped and labels:
+                remark(connection, key, labels)
+            return swapped
 
-        return await self._write(work)
+        return await self._write(work, heavy=bool(labels))
 
     async def tend(self) -> None:
         """Create the file and its tables, if there are none."""

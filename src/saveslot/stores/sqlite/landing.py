@@ -5,6 +5,7 @@ No other process writes before that transaction ends, so what is read here stays
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from saveslot.stores.sqlite.file import Uptime
 from saveslot.stores.sqlite.reading import Reading, append_id, last_entry
 from saveslot.stores.sqlite.rows import COLUMNS, GONE, HEADER, gone, label_rows, labels_text, search_text
 from saveslot.values.kinds import PLAIN_KINDS
-from saveslot.values.log import ID, Entry, Group, Outcome, Row, Verdict, judged
+from saveslot.values.log import ID, Entry, Group, Labels, Outcome, Row, Verdict, judged
 
 # More entries or bytes of frames than this are never written in the event loop: 12 MB took 30 ms there.
 MANY, LARGE = 32, 256 * 1024
@@ -46,10 +47,21 @@ _MARK = """
 insert into entry_labels
 select namespace, ?2, ?3, created_at, key, ?4 from sessions indexed by sqlite_autoindex_sessions_1 where key = ?1"""
 UNMARK = "delete from entry_labels where session = ?"
+_UNMARK_SOME = """
+delete from entry_labels indexed by entry_labels_by_session
+where session = ? and seq in (select value from json_each(?)) returning seq"""
 _REQUESTED = """
 select 1 from checkpoints indexed by checkpoints_by_request
 where key = ? and substr(request, 1, 16) = ? and request is not null"""
 UNLABEL = "delete from labels where (space, label, value, made, session) = (?, ?, ?, ?, ?)"
+
+
+def remark(connection: apsw.Connection, key: bytes, labels: Labels) -> None:
+    """Replace the labels of those of these entries that have some."""
+    had = {seq for (seq,) in connection.execute(_UNMARK_SOME, (key, json.dumps(list(labels))))}
+    for seq in had:
+        for label, value in labels[seq].items():
+            connection.execute(_MARK, (key, label, value, seq))
 
 
 class Landing:

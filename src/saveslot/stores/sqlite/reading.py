@@ -15,8 +15,8 @@ from saveslot.errors import Corrupt
 from saveslot.stores.sqlite.file import Uptime, snapshot
 from saveslot.stores.sqlite.reader import TooLong, Work
 from saveslot.stores.sqlite.rows import COLUMNS, HEADER, LEFT, ROW, ROW_COLUMNS, SIZE, fetched, to_row
-from saveslot.stores.stored import to_entry, to_head
-from saveslot.values.log import MAX_SEQ, Entry, Head, Ref, Row, Wanted
+from saveslot.stores.stored import to_entry, to_head, to_marks, with_labels
+from saveslot.values.log import MAX_SEQ, Entry, Head, Ref, Row, Wanted, among
 
 # Reads of at most 8 heads, or of 128 entries with 1 MiB of frames, run in the event loop: under 1 ms.
 FEW_HEADS, FEW_ENTRIES, FEW_BYTES = 8, 128, 1024 * 1024
@@ -47,6 +47,11 @@ cross join checkpoints c indexed by checkpoints_by_seq on c.key = s.key
 left join checkpoints b indexed by checkpoints_by_seq on b.key = s.key and b.seq = c.seq - 1
 where s.deleted_at is null
   and c.seq = (select m.seq from checkpoints m where m.key = s.key order by m.seq desc limit 1)"""  # noqa: S608
+
+# Labels of a session's entries. As blobs: apsw returns no row with a text that is not UTF-8.
+_MARKS = """
+select cast(seq as integer), cast(label as blob), cast(value as blob)
+from entry_labels indexed by entry_labels_by_session where session = ?"""
 
 
 class Reading:
@@ -152,6 +157,11 @@ def log(key: bytes, wanted: Wanted) -> tuple[Work[list[Entry]], Work[list[Entry]
         where += " and substr(request, 1, 16) = ? and request is not null"
         values.append(wanted.request)
 
+    def labelled(connection: apsw.Connection) -> list[Entry]:
+        with snapshot(connection):
+            marks = to_marks(connection.execute(_MARKS, (key,)))
+            return with_labels(log(key, among(wanted, marks))[0](connection), marks)
+
     def work(connection: apsw.Connection, most: float = inf) -> list[Entry]:
         entries: list[Entry] = []
         size = 0
@@ -177,6 +187,8 @@ def log(key: bytes, wanted: Wanted) -> tuple[Work[list[Entry]], Work[list[Entry]
         entries.sort(key=attrgetter("seq"))
         return entries
 
+    if wanted.labelled:
+        return labelled, None
     few = sum(last - first + 1 for first, last in wanted.ranges) <= FEW_ENTRIES or wanted.request is not None
     return work, partial(work, most=FEW_BYTES if frames else inf) if few else None
 

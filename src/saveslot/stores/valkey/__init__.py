@@ -15,11 +15,12 @@ from typing import Any
 
 from saveslot.errors import Corrupt, InvalidInput, Unavailable
 from saveslot.stores import Store
+from saveslot.stores.stored import to_marks, with_labels
 from saveslot.stores.valkey.connection import ALWAYS, PREFIX, READS, WRITES, Server, damaged
 from saveslot.stores.valkey.finding import Finding
 from saveslot.stores.valkey.landing import Refused, as_string, packed, to_verdict
 from saveslot.stores.valkey.news import News
-from saveslot.stores.valkey.rows import hexed, to_entry, to_event, to_head, to_row
+from saveslot.stores.valkey.rows import hexed, split_marks, to_entry, to_event, to_head, to_row
 from saveslot.stores.wire.batches import Batches
 from saveslot.stores.wire.bells import REST
 from saveslot.stores.wire.joining import Joining
@@ -32,6 +33,7 @@ from saveslot.values.log import (
     Event,
     Group,
     Head,
+    Labels,
     Outcome,
     Place,
     Query,
@@ -41,6 +43,7 @@ from saveslot.values.log import (
     Verdict,
     Wanted,
     Worker,
+    among,
     checked_together,
     feed_number,
     lost_place,
@@ -162,7 +165,8 @@ class ValkeyStore(Store):
             raise InvalidInput("store", NOT_YET)
         return await self._run(ALWAYS, "empty", {"key": key.hex(), "seqs": list(seqs)})
 
-    async def swap(self, key: bytes, before: bytes, after: bytes) -> bool:  # noqa: ARG002  (it refuses)
+    async def swap(self, key: bytes, before: bytes, after: bytes, labels: Labels | None = None) -> bool:
+        del key, before, after, labels
         self._check_open()
         raise InvalidInput("store", NOT_YET)
 
@@ -187,6 +191,10 @@ class ValkeyStore(Store):
         return heads
 
     async def entries(self, key: bytes, wanted: Wanted = ALL) -> list[Entry]:
+        if wanted.labelled:
+            with self._server.decoding():
+                marks = to_marks(split_marks(await self._run(READS, "marks", {"key": key.hex()})))
+            return with_labels(await self.entries(key, among(wanted, marks)), marks)
         entries: list[Entry] = []  # newest first
         unsent: list[Entry] = []
         kinds, name, newest, frames = wanted.kinds, wanted.name, wanted.newest, wanted.frames

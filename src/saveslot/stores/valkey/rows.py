@@ -6,7 +6,7 @@ Keys and ids are in hexadecimal, so that people can read them; frames and bodies
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -45,6 +45,17 @@ def _text(value: Any) -> Any:
 def _number(value: Any) -> Any:
     """What is not a number stays."""
     return int(value) if isinstance(value, bytes) and _NUMBER.fullmatch(value) else value
+
+
+# Characters after label and value in a mark of an entry: when the session was created, its key, a colon, the seq.
+_MARKED = 21 + 32 + 1 + 21
+
+
+def split_marks(members: Iterable[bytes]) -> Iterator[tuple[int, bytes, bytes]]:
+    """Seq, label and value of marks."""
+    for member in members:
+        label, value, _ = member[:-_MARKED].split(b"\0")
+        yield int(member[-20:]), label, value
 
 
 class _Rest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):

@@ -608,6 +608,9 @@ local function requested(request)
   return tonumber(call('HGET', session(request.key), 'r' .. request.request) or 0) or 0
 end
 
+-- The marks of a session's entries, as `mark` wrote them.
+local function marks(request) return call('SMEMBERS', marked_set(request.key)) end
+
 -- The seqs of a chain of bases, newest first. A base that is not an earlier entry ends it.
 local function chain(request)
   local seqs, seq = {}, request.seq
@@ -933,7 +936,7 @@ end
 local function format() return call('HGET', COUNTERS, 'format') end
 
 local verbs = {
-  append = append, together = together, requested = requested, beat = beat, heads = heads, log = log, chain = chain, frames = frames,
+  append = append, together = together, requested = requested, marks = marks, beat = beat, heads = heads, log = log, chain = chain, frames = frames,
   find = find, count = count, gone = gone,
   events = events, rows = rows, relist = relist, empty = empty, purge = purge, tidy = tidy, format = format,
 }

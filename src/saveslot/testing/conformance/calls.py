@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from saveslot.errors import InvalidInput
 from saveslot.testing.conformance.desk import (
@@ -152,6 +154,55 @@ class Calls(Suite):
             group.entries[1].labels = {"run": "r1"}
             assert (await desk.send(group)).outcome is APPENDED
         assert await desk.ids(entry={"run": "r1"}) == ["new", "mid", "old"]
+
+    @on_a_desk
+    async def test_labels_of_entries_are_read_if_asked_for(self, desk: Desk) -> None:
+        """`labelled` gives the entries that have some, of those that are wanted, with their labels."""
+        pen, other = await desk.create("a"), await desk.create("b")
+        await desk.write(other, labels={"run": "r1"})
+        for labels in ({"run": "r1", "step": "é"}, {}, {"run": "r2"}, {"run": "r2"}, {"": ""}):
+            await desk.write(pen, labels=labels)
+
+        async def labelled(**how: Any) -> dict[int, dict[str, str]]:
+            entries = await desk.log(pen, labelled=True, **how)
+            plain = {entry.seq: entry for entry in await desk.log(pen, frames=how.get("frames", True))}
+            assert [replace(entry, labels={}) for entry in entries] == [plain[entry.seq] for entry in entries]
+            return {entry.seq: entry.labels for entry in entries}
+
+        every = {2: {"run": "r1", "step": "é"}, 4: {"run": "r2"}, 5: {"run": "r2"}, 6: {"": ""}}
+        assert await labelled() == await labelled(frames=False) == every
+        assert await labelled(newest=2) == {5: {"run": "r2"}, 6: {"": ""}}
+        assert await labelled(ranges=[(1, 3), (5, 5)]) == {2: every[2], 5: every[5]}
+        assert await labelled(kinds=frozenset({Kind.CREATED})) == await labelled(ranges=()) == {}
+        await desk.delete(pen)
+        assert await desk.log(pen, labelled=True) == []
+
+    @on_a_desk
+    async def test_labels_of_entries_are_replaced_with_a_body(self, desk: Desk) -> None:
+        """In the same write as the body or not at all, and of entries that have labels alone."""
+        if not self.erases:
+            return
+        pen, other = await desk.create("a", body=b"1"), await desk.create("b", body=b"1")
+        await desk.write(pen, labels={"run": "r1", "step": "1"})
+        await desk.write(pen, labels={"run": "r1"})
+        await desk.write(pen)
+        await desk.write(other, labels={"run": "r1"})
+        new = {2: {"run": "r3", "step": "1"}, 3: {"run": "r1"}, 4: {"run": "r4"}, 9: {"run": "r9"}}
+        assert not await desk.store.swap(pen.key, b"0", b"2", new)
+        assert {*await desk.ids(entry={"run": "r1"})} == {"a", "b"}
+        assert await desk.store.swap(pen.key, b"1", b"1", new)
+        labels = {entry.seq: entry.labels for entry in await desk.log(pen, labelled=True)}
+        assert labels == {2: {"run": "r3", "step": "1"}, 3: {"run": "r1"}}
+        assert await desk.ids(entry={"run": "r3", "step": "1"}) == ["a"]
+        assert await desk.ids(entry={"run": "r1", "step": "1"}) == await desk.ids(entry={"run": "r4"}) == []
+        assert await desk.store.swap(pen.key, b"1", b"2", {2: {"run": "r5"}, 3: {"run": "r5"}})
+        assert await desk.ids(entry={"run": "r5"}) == ["a"]
+        assert await desk.ids(entry={"run": "r1"}) == ["b"]
+        assert (await desk.head(pen)).row.body == b"2"
+        await desk.write(pen, labels={"run": "r6"})
+        await desk.delete(pen)
+        assert await desk.store.swap(pen.key, b"2", b"3", {2: {"run": "r7"}})
+        assert await desk.ids(entry={"run": "r7"}) == await desk.ids(entry={"run": "r7"}, deleted_for=0) == []
 
     @on_a_desk
     async def test_labels_of_entries_end_with_the_session(self, desk: Desk) -> None:
