@@ -34,5 +34,5 @@ export const eventRows = (entries, brief = false) => html`<ul class=${brief ? "e
   ${brief ? null : html`<span class=${e.kind === "step_failed" || e.kind === "failed" ? "e-kind s-failed" : "e-kind soft"}>${kindText(e.kind)}</span>`}
   <a class="e-id" href=${sessionUrl(e.session_id, String(e.seq))}>${plain(e.session_id)}</a>
   ${brief ? null : html`<span class="e-seq soft">${count(e.seq)}</span>`}
-  <span class="e-name mono">${brief ? called(e.kind, e.name) || kindText(e.kind) : called(e.kind, e.name)}</span>
+  <span class="e-name mono">${brief ? called(e.kind, e.name) || kindText(e.kind) : called(e.kind, e.name) || html`<span class="on-phone soft">${kindText(e.kind)}</span>`}</span>
   ${brief ? null : html`<span class="e-agent soft">${plain(e.agent_type ?? "")}</span><span class="e-owner soft">${plain(e.owner ?? "")}</span><span class="e-bytes soft">${e.bytes === null ? "" : size(e.bytes)}</span>`}</li>`)}</ul>`;

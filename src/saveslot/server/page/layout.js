@@ -28,6 +28,8 @@ const MONO = 6.65;
 const SANS = 6;
 // Minimal pixels between labels on the ruler, and between one and the playhead.
 const RULER_GAP = 84;
+// Pixels of a gap that its length fits in.
+const LEAST_LABEL = 44;
 export const PLAYHEAD_GAP = 44;
 
 /** @typedef {{x: number, text: string}} Label */
@@ -42,7 +44,7 @@ export const PLAYHEAD_GAP = 44;
  * @property {{x: number, width: number}[]} hatched
  * @property {{x: number, width: number}[]} dotted without an owner
  * @property {{x: number, shape: string, height: number, faint: boolean, pinned: boolean, thinned: boolean, damaged: boolean, index: number}[]} notches
- * @property {{x: number, word: "died" | "orphaned" | "paused" | "silent", length: number}[]} gaps
+ * @property {{x: number, word: "died" | "orphaned" | "paused" | "silent", length: number, narrow?: boolean}[]} gaps `narrow`: there is no room for the length
  * @property {(Label & {index: number, y: number, faint: boolean})[]} names
  * @property {{x: number, from: number, status: string, label: string, index: number}[]} effects
  * @property {{x: number, y: number, end: number, notches: number[], id: string, state: string, label: string, before: boolean}[]} forks `before`: there is no room for the label after the line
@@ -145,7 +147,7 @@ export function layout(story, { width, even = false, touch = false, now = 0, sta
   for (const { start, end: until } of story.pauses) {
     const open = until >= entries.length;
     const [a, b] = [xs[start], open ? end : xs[until]];
-    marks.gaps.push({ x: (a + b) / 2, word: "paused", length: (open ? now : times[until]) - times[start] });
+    marks.gaps.push({ x: (a + b) / 2, word: "paused", length: (open ? now : times[until]) - times[start], narrow: b - a < LEAST_LABEL });
   }
   gaps.forEach((gap, i) => {
     if (gap <= TO_SCALE || even || xs[i + 1] - xs[i] < 56) return;

@@ -1,5 +1,5 @@
 // @ts-check
-/** What a person can do for a session that no worker is at: an orphan, a failed one, or one that was let go. */
+/** What a person can do for an orphan or a failed session. */
 import * as actions from "./actions.js";
 import { missing } from "./api.js";
 import { actionButton } from "./button.js";
@@ -24,7 +24,7 @@ function steps(subject, agent) {
     : [];
   const hold = { name: "hold", text: orphaned ? "Or take over just this one, in your agent's code:" : "Then a worker goes on with it, in your agent's code:", code: `async with sessions.hold(${JSON.stringify(id)}) as held:` };
   const release = orphaned ? [{ name: "release", text: "If it can wait, let it go: it stays active, held by no worker.", button: actionButton("Release…", "", actions.why(subject, "release"), () => actions.release(subject)) }] : [];
-  const end = state === "active" ? [{ name: "cancel", text: "If it need not go on, end it: it fails with the reason cancelled.", button: actionButton("Cancel…", "", actions.why(subject, "cancel"), () => actions.cancel(subject)) }] : [];
+  const end = orphaned ? [{ name: "cancel", text: "If it need not go on, end it: it fails with the reason cancelled.", button: actionButton("Cancel…", "", actions.why(subject, "cancel"), () => actions.cancel(subject)) }] : [];
   return [...decide, ...recover, ...takers, hold, ...release, ...end];
 }
 
@@ -33,6 +33,6 @@ const copied = (text, what) => html`<div class="code boxed mono"><span>${text}</
 
 /** @param {import("./actions.js").Subject} subject @param {string} agent its agent type */
 export function nextSteps(subject, agent) {
-  if (!subject.orphaned && subject.state !== "failed" && (subject.state !== "active" || subject.owner)) return null;
+  if (!subject.orphaned && subject.state !== "failed") return null;
   return html`<section class="panel pad next-steps" aria-label="What next"><h2>What next</h2><ol>${each(steps(subject, agent), ({ name }) => name, ({ text, button, command, code }) => html`<li><p>${text}</p>${command ? copied(command, "the command") : null}${code ? copied(code, "the line") : null}${button}</li>`)}</ol></section>`;
 }

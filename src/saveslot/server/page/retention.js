@@ -18,6 +18,7 @@ import { each, html, memo, signal } from "./view.js";
 
 const DAY = 86400;
 const AGES = [1, 7, 30, 90];
+const CELLS = ["sessions", "checkpoints", "frees"];
 // Sessions that are named.
 const NAMED = 12;
 
@@ -87,7 +88,7 @@ export function retention(changed) {
     },
   });
 
-  const marks = memo((/** @type {readonly Header[]} */ entries, /** @type {ReadonlySet<number>} */ drop) => layout(story(entries.map((entry) => ({ ...entry, thinned: entry.thinned || drop.has(entry.seq) }))), { width: 620, even: true, state: "completed" }));
+  const marks = memo((/** @type {readonly Header[]} */ entries, /** @type {ReadonlySet<number>} */ drop) => layout(story(entries.map((entry) => ({ ...entry, thinned: entry.thinned || drop.has(entry.seq) }))), { width: innerWidth > 900 ? Math.min(620, innerWidth / 2 - 60) : innerWidth - 52, even: true, state: "completed" }));
 
   function exampleView() {
     const shown = example.value;
@@ -100,14 +101,14 @@ export function retention(changed) {
   }
 
   /** @param {string} name @param {unknown} what @param {[unknown, unknown, unknown]} cells @param {unknown} [action] */
-  const row = (name, what, cells, action) => html`<tr><th scope="row"><b>${name}</b> <span class="soft">${what}</span></th>${cells.map((cell) => html`<td class="c-number">${cell}</td>`)}<td class="c-number">${action}</td></tr>`;
+  const row = (name, what, cells, action) => html`<tr><td><b>${name}</b> <span class="soft">${what}</span></td>${cells.map((cell, i) => html`<td class="c-number" data-of=${CELLS[i]}>${cell}</td>`)}<td class="c-number">${action}</td></tr>`;
 
   /** @param {string} why */
   function table(why) {
     const [t, g] = [thin.value, purge.value];
     if (!t) return html`<p class="pad soft">${trouble.value ? "" : "counting …"}</p>`;
     const ages = html`<select aria-label="Ended at least" disabled=${Boolean(why)} @change=${(/** @type {Event} */ e) => { days.value = Number(/** @type {HTMLSelectElement} */ (e.target).value); run(); }}>${AGES.map((n) => html`<option value=${n} selected=${n === days.peek()}>ended ${many(n, "day")} ago</option>`)}</select>`;
-    return html`<div class="table-wrap" tabindex="0"><table class="plain-table going"><thead><tr><th>Rule</th><th class="c-number">Sessions</th><th class="c-number">Checkpoints</th><th class="c-number">Frees</th><th><span class="hidden">Action</span></th></tr></thead><tbody>
+    return html`<div class="table-wrap" tabindex="0"><table class="plain-table wide cards"><thead><tr><th>Rule</th><th class="c-number">Sessions</th><th class="c-number">Checkpoints</th><th class="c-number">Frees</th><th><span class="hidden">Action</span></th></tr></thead><tbody>
       ${row("thin", t.looked_at >= 1000 ? `of the newest ${many(t.looked_at, "session")}` : "by the rules below", [count(t.sessions), count(t.checkpoints), size(t.bytes)], html`<button class="danger" disabled=${Boolean(why) || !t.sessions} title=${why || null} @click=${() => applyThin(t)}>Thin…</button>`)}
       ${row("gc", ages, [g ? count(g.sessions.length) : "–", "all", g ? size(g.bytes) : "–"], html`<button class="danger" disabled=${Boolean(why) || !g?.count} title=${why || null} @click=${() => g && applyGc(g)}>Purge…</button>`)}
       ${row("purge", "deleted over 7 days ago", [g ? count(g.tombstones.length) : "–", "all", html`<span class="soft">with gc</span>`])}

@@ -275,8 +275,8 @@ export function sessionsScreen() {
   function view() {
     const total = facets.value?.sessions;
     return html`<h1 class="hidden">Sessions</h1><div class="views">${savedViews(current(), (saved) => narrow(Object.fromEntries([...Object.values(TOKENS), "text"].map((name) => [name, saved[name] ?? null]))))}
-        <span class="push"></span>${copyButtons({ cli: commandHere(), curl: curl(apiUrl("/sessions", { ...toApi(current()), sort: sort() })) })}</div>
-      <div class="list-columns"><button class="filters-button" @click=${showFacets}>Filters${filtered() ? html` <span class="number">${filtered()}</span>` : null}</button><aside class="facets" aria-label="Filters">${facets.value ? facetsView(facets.value, current(), toggle) : null}</aside>
+        <span class="push"></span><button class="filters-button" @click=${showFacets}>Filters${filtered() ? html` <span class="number">${filtered()}</span>` : null}</button>${copyButtons({ cli: commandHere(), curl: curl(apiUrl("/sessions", { ...toApi(current()), sort: sort() })) })}</div>
+      <div class="list-columns"><aside class="facets" aria-label="Filters">${facets.value ? facetsView(facets.value, current(), toggle) : null}</aside>
       <div><div class="search"><input type="search" aria-label="Search sessions" placeholder="id, user, text, or state: agent: user: label: before: after:" .value=${text.value} @input=${typed}><kbd aria-hidden="true">/</kbd></div>
       <section class="panel list"><div class="list-head"><b aria-live="polite">${total === undefined ? "" : many(total, "session")}</b>
         ${[...misfits(current()), trouble.value].filter(Boolean).map((text) => html`<span class="s-failed" role="alert">${plain(text)}</span>`)}

@@ -48,10 +48,10 @@ function drawNotch({ x, shape, height, faint, pinned, thinned, damaged, index },
 }
 
 /** @param {Marks["gaps"][number]} gap */
-function drawGap({ x, word, length }) {
+function drawGap({ x, word, length, narrow }) {
   if (word === "silent") return svg`<text class="gap-length" x=${x} y=${CLIP_END - 3}>${span(length)}</text>`;
   const text = word === "died" ? "✗ died" : word === "orphaned" ? "◌ orphaned" : "‖";
-  return svg`<g><text class=${`gap ${word}`} x=${x} y=${CLIP + 17}>${text}</text><text class="gap-length" x=${x} y=${CLIP + 40}>${span(length)}</text></g>`;
+  return svg`<g><text class=${`gap ${word}`} x=${x} y=${CLIP + 17}>${text}</text>${narrow ? null : svg`<text class="gap-length" x=${x} y=${CLIP + 40}>${span(length)}</text>`}</g>`;
 }
 
 /** @param {Marks["arcs"][number]} arc @param {boolean} [dashed] */
