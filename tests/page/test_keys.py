@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
@@ -21,7 +23,7 @@ def test_keys_that_work_everywhere(watched, url):
     for letter, path in {"n": "/", "s": "/sessions", "t": "/storage", "a": "/analytics", "e": "/events"}.items():
         page.keyboard.press("g")
         page.keyboard.press(letter)
-        expect(page).to_have_url(url + path)
+        expect(page).to_have_url(re.compile(f"^{re.escape(url + path)}([?].*)?$"))
     theme = "document.documentElement.dataset.theme"
     page.keyboard.press("t")
     assert page.evaluate(theme) == "dark"
@@ -215,6 +217,7 @@ def test_320_pixels_are_enough(watched, path):
         """[...document.querySelectorAll('main h1, main p, main button, main a, main dd, main li')].filter((it) => {
             const wide = '.tape-scroll, .table-scroll, .table-wrap, .compare-scroll, .event-scroll';
             if (it.closest(wide)) return false;
+            for (let up = it; up; up = up.parentElement) if (getComputedStyle(up).textOverflow === 'ellipsis') return false;
             const box = it.getBoundingClientRect();
             return box.width && it.offsetParent && box.right > 321 && getComputedStyle(it).position !== 'absolute';
         }).map((it) => it.outerHTML.slice(0, 140))"""
@@ -228,7 +231,7 @@ def test_single_keys_can_be_turned_off(watched):
     """With single keys off only Ctrl K, Tab and Escape are left; letters do nothing."""
     page = opened(watched, "/settings", ".settings")
     page.get_by_role("button", name="off").click()
-    page.locator("body").click(position={"x": 5, "y": 600})
+    page.locator("main h1").click()
     for key in ("?", "t", "g", "s"):
         page.keyboard.press(key)
     expect(page.get_by_role("dialog")).to_have_count(0)

@@ -21,6 +21,7 @@ import { html, signal } from "./view.js";
  * @property {string} id
  * @property {string} state
  * @property {boolean} orphaned
+ * @property {boolean} [locked] sealed with a key that this server does not have
  * @property {string} version
  * @property {{worker: string} | null} owner
  * @property {Outlook | null} outlook
@@ -32,6 +33,7 @@ import { html, signal } from "./view.js";
 /** Why a verb cannot be used now, "" if it can. @param {Subject} subject @param {string} verb @param {"write" | "admin"} [scope] */
 export function why(subject, verb, scope = "write") {
   if (!subject.live) return "no connection to the server";
+  if (subject.locked && verb !== "delete") return "sealed: this server does not have its key";
   return missing(scope) || subject.outlook?.refused[verb] || "";
 }
 

@@ -31,7 +31,7 @@ export function analyticsScreen() {
   function load() {
     const mine = ++asked;
     get("/analytics", wanted()).then((value) => {
-      if (mine !== asked) return;
+      if (mine !== asked || place.peek().path !== "/analytics") return;
       analytics.value = value;
       trouble.value = "";
       if (!query().get("agent")) agents.value = Object.keys(value.by_agent_type);

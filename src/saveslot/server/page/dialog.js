@@ -21,15 +21,26 @@ const busy = signal(false);
 const trouble = signal("");
 const typed = signal("");
 let ids = 0;
+/** What had the focus before the first dialog. @type {Element | null} */
+let before = null;
 
 /** @param {Question} asked */
 export function ask(asked) {
+  if (!question.peek()) before = document.activeElement;
   busy.value = false;
   trouble.value = typed.value = "";
   question.value = { ...asked, id: ++ids };
 }
 
-export const close = () => (question.value = null);
+export function close() {
+  question.value = null;
+  refocus(before);
+}
+
+/** Give the focus back once a dialog is gone: a browser does that only for one that it closed itself. @param {Element | null} element */
+export const refocus = (element) => requestAnimationFrame(() => {
+  if (document.activeElement === document.body && element instanceof HTMLElement && element.isConnected) element.focus();
+});
 
 async function act() {
   const asked = question.peek();

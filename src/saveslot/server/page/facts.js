@@ -5,21 +5,25 @@ import { count, many, moment, plain, short, size, span } from "./format.js";
 import { leaf } from "./values.js";
 import { html } from "./view.js";
 
-/** @param {any} session @param {readonly import("./entries.js").Header[]} entries @param {number} total @param {boolean} sealed */
-export function factsView(session, entries, total, sealed) {
+/**
+ * @param {any} session @param {readonly import("./entries.js").Header[]} entries those that are loaded @param {number} total @param {boolean} sealed
+ * @param {import("./long_tape.js").Overview | null} overview of the whole log, if not all of it is loaded
+ */
+export function factsView(session, entries, total, sealed, overview) {
   const { owner, orphaned, created_at: created, context, metadata, locked } = session;
-  const stored = entries.reduce((sum, { bytes }) => sum + bytes, 0);
+  const all = entries.length === total;
+  const known = !all && overview?.from_seq === 1 ? overview.items : entries;
+  const stored = known.reduce((sum, { bytes }) => sum + bytes, 0);
   const newest = [...entries].reverse().find(({ state_bytes: bytes }) => bytes);
   const whole = entries.reduce((sum, { state_bytes: bytes }) => sum + (bytes ?? 0), 0);
   const pinned = entries.filter((entry) => entry.pinned).map(({ seq }) => seq);
   const { forked_from: forkedFrom, ...rest } = metadata ?? {};
-  const all = entries.length === total;
   /** @type {[string, unknown][]} */
   const facts = [
     ["Owner", owner?.worker ? html`${orphaned ? html`<s>${plain(owner.worker)}</s> silent` : plain(owner.worker)}` : "none"],
     ...(owner ? [/** @type {[string, unknown]} */ (["Lease", `fence ${owner.fence}${orphaned ? ", ran out" : `, good for ${span(owner.left)}`}`])] : []),
     ["Created", `${moment(Date.parse(created) / 1000)}, ${short(now.value - Date.parse(created) / 1000)} ago`],
-    ["Stored", `${size(stored)} in ${all ? many(total, "entry", "entries") : `the ${count(entries.length)} entries loaded, of ${count(total)}`}`],
+    ["Stored", `${size(stored)} in ${all || known !== entries ? many(total, "entry", "entries") : `the ${count(entries.length)} entries loaded, of ${count(total)}`}`],
     ...(newest && all ? [/** @type {[string, unknown]} */ (["State", `${size(newest.state_bytes ?? 0)}; whole copies would be ${size(whole)}`])] : []),
     ...(pinned.length ? [/** @type {[string, unknown]} */ (["Pinned", pinned.join(", ")])] : []),
     ...(forkedFrom ? [/** @type {[string, unknown]} */ (["Fork of", html`<a href=${`/sessions/${encodeURIComponent(String(forkedFrom).replace(/:\d+$/, ""))}?at=${String(forkedFrom).match(/\d+$/)?.[0] ?? ""}`}>${plain(forkedFrom)}</a>`])] : []),

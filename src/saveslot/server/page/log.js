@@ -59,7 +59,7 @@ export function log({ story, rows, index, scroll, total, checkpoints, onselect, 
         <button aria-pressed=${String(!checkpoints)} @click=${() => onfilter(false)}>all</button>
         <button aria-pressed=${String(checkpoints)} @click=${() => onfilter(true)}>checkpoints</button>
       </span></header>
-    <div class="log-rows" ref=${ref} @scroll=${(/** @type {Event} */ e) => (scroll.value = box(/** @type {HTMLElement} */ (e.currentTarget)))}>
+    <div class="log-rows" tabindex="0" role="region" aria-label="Entries" ref=${ref} @scroll=${(/** @type {Event} */ e) => (scroll.value = box(/** @type {HTMLElement} */ (e.currentTarget)))}>
       <ol .style=${{ height: `${height}px` }}>${each(visible, (row) => row.key, (row) => line(story, row, row.index === index && !row.died, owner(row.index), onselect))}</ol>
       ${brackets(story, rows, top - AHEAD, top + seen + AHEAD)}
     </div></section>`;

@@ -1,6 +1,7 @@
 // @ts-check
 /** Find or do: sessions by id, user or text, places, and what can be done here. */
 import { get } from "./api.js";
+import { refocus } from "./dialog.js";
 import { plain, short } from "./format.js";
 import { shape } from "./icons.js";
 import { go, sessionUrl } from "./places.js";
@@ -13,8 +14,11 @@ const text = signal("");
 const chosen = signal(0);
 const sessions = signal(/** @type {any[]} */ ([]));
 let timer = 0;
+/** What had the focus before. @type {Element | null} */
+let before = null;
 
 export function openPalette() {
+  before = document.activeElement;
   text.value = "";
   chosen.value = 0;
   isOpen.value = true;
@@ -49,7 +53,10 @@ export function paletteView(commands) {
   if (!isOpen.value) return null;
   const all = choices(commands);
   const at = Math.min(chosen.value, Math.max(0, all.length - 1));
-  const close = () => (isOpen.value = false);
+  const close = () => {
+    isOpen.value = false;
+    refocus(before);
+  };
   /** @param {Choice} choice */
   const run = (choice) => {
     close();

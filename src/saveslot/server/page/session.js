@@ -112,7 +112,7 @@ function verbsOf(source, { entries, target }, changed) {
   /** @returns {import("./actions.js").Subject} */
   function subject() {
     const { state, version, owner } = source.session.value;
-    return { id: source.id, state, orphaned: source.orphaned(), version, owner, outlook: source.outlook.value, entries: entries(), live: connected.value, changed };
+    return { id: source.id, state, orphaned: source.orphaned(), locked: source.session.value.locked, version, owner, outlook: source.outlook.value, entries: entries(), live: connected.value, changed };
   }
   /** @param {(at: Header) => void} act */
   const withTarget = (act) => {

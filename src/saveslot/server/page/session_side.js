@@ -11,7 +11,7 @@ import { verdict } from "./trail.js";
 import { html } from "./view.js";
 
 /** @param {import("./session_source.js").SessionSource} source @param {import("./session.js").Verbs} verbs */
-export function side({ id, path, session, log, audit, entries }, verbs) {
+export function side({ id, path, session, log, audit, overview, entries }, verbs) {
   const subject = verbs.subject();
   const { state, orphaned, outlook } = subject;
   const at = verbs.target();
@@ -29,6 +29,6 @@ export function side({ id, path, session, log, audit, entries }, verbs) {
         ${actionButton("Delete…", "", actions.why(subject, "delete"), () => actions.remove(subject), "danger")}
       </div></section>
       ${nextSteps(subject, session.value.agent_type)}
-      ${factsView(session.value, entries(), log.total.value, log.sealed.value)}
+      ${factsView(session.value, entries(), log.total.value, log.sealed.value, overview.value)}
       <section class="panel pad" aria-label="Audit">${audit.trail.value ? html`<p>${verdict(audit.trail.value)}</p>` : html`<button @click=${audit.load}>Verify the log</button>`}${audit.trouble.value ? html`<p class="trouble">${audit.trouble.value}</p>` : null}</section></aside>`;
 }

@@ -37,7 +37,7 @@ export function sessionSource(id) {
   async function load(at, begin) {
     try {
       const seq = at && /^\d+$/.test(at) ? Number(at) : at ? Number((await get(`${path}/checkpoints/${encodeURIComponent(at)}`)).id.split(":").pop()) : 0;
-      const [value] = await Promise.all([get(path), log.jump(seq || undefined)]);
+      const [value] = await Promise.all([read(), log.jump(seq || undefined)]);
       begin(seq || newest());
       session.value = value;
       failure.value = null;
@@ -48,6 +48,19 @@ export function sessionSource(id) {
       // A deleted session still has its trail; otherwise the id may be the beginning of another one.
       if (error.status === 404) await audit.load();
       if (error.status !== 404 || audit.trail.peek() || !(await resolved())) failure.value = error;
+    }
+  }
+
+  /** The session; a sealed one without its key as lists have it, without context and metadata. */
+  async function read() {
+    try {
+      return await get(path);
+    } catch (error) {
+      if (!(error instanceof Failure) || !["key_missing", "wrong_key"].includes(error.code)) throw error;
+      const { items } = await get("/sessions", { prefix: id, limit: 100 });
+      const row = items.find((/** @type {any} */ item) => item.session_id === id);
+      if (!row) throw error;
+      return row;
     }
   }
 
@@ -62,7 +75,7 @@ export function sessionSource(id) {
   /** Read what this page or another writer changed. */
   async function reload() {
     await log.later();
-    session.value = await get(path);
+    session.value = await read();
     loadOutlook();
     if (log.total.peek() - (overview.peek()?.entries ?? 0) > GROWN) loadOverview();
   }

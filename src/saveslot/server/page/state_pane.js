@@ -33,7 +33,7 @@ function parted(data, rests, path, part) {
 /** @param {Failure} error */
 function troubleText(error) {
   if (error.code === "key_missing" || error.code === "wrong_key") return "Sealed: this server does not have the key, so it cannot read the data. The log above is whole.";
-  if (error.code === "corrupt") return `Damaged: ${error.message}. \`saveslot doctor\` says which copy is sound.`;
+  if (error.code === "corrupt") return `Damaged: ${error.message}. The command saveslot doctor says more.`;
   return error.message;
 }
 

@@ -19,8 +19,12 @@ export const gaps = signal(0);
 /** @type {{wanted: Record<string, any>, take: (entry: Entry) => void, skipped?: (n: number) => void} | null} */
 let listener = null;
 let abort = new AbortController();
+/** Ends what is read now, as if the server had. */
+let cut = () => {};
 let cursor = "";
 let pause = 1;
+// Milliseconds without a word after which a connection counts as lost: the server sends a comment every 15 s.
+const SILENCE = 40_000;
 let timer = 0;
 
 /**
@@ -91,9 +95,11 @@ async function run(mine, signal) {
 /** Server-sent events of a body. @param {ReadableStream<any>} body */
 async function* parsed(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  cut = () => reader.cancel().catch(() => {});
   let text = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const silent = setTimeout(cut, SILENCE);
+    const { done, value } = await reader.read().finally(() => clearTimeout(silent));
     if (done) return;
     text += value;
     for (let end = text.search(/\r?\n\r?\n/); end >= 0; end = text.search(/\r?\n\r?\n/)) {
@@ -114,7 +120,7 @@ let hiddenTimer = 0;
 let slept = false;
 document.addEventListener("visibilitychange", () => {
   clearTimeout(hiddenTimer);
-  if (document.hidden) hiddenTimer = setTimeout(() => { slept = true; abort.abort(); }, 60_000);
+  if (document.hidden) hiddenTimer = setTimeout(() => { slept = true; clearTimeout(timer); abort.abort(); }, 60_000);
   else if (slept) {
     slept = false;
     gaps.value++;
@@ -122,6 +128,7 @@ document.addEventListener("visibilitychange", () => {
   }
 });
 addEventListener("online", connect);
+addEventListener("offline", () => cut());
 effect(() => {
   if (!signedOut.value && listener) connect();
 });
