@@ -217,7 +217,8 @@ def test_320_pixels_are_enough(watched, path):
         """[...document.querySelectorAll('main h1, main p, main button, main a, main dd, main li')].filter((it) => {
             const wide = '.tape-scroll, .table-scroll, .table-wrap, .compare-scroll, .event-scroll';
             if (it.closest(wide)) return false;
-            for (let up = it; up; up = up.parentElement) if (getComputedStyle(up).textOverflow === 'ellipsis') return false;
+            for (let up = it; up; up = up.parentElement)
+                if (getComputedStyle(up).textOverflow === 'ellipsis') return false;
             const box = it.getBoundingClientRect();
             return box.width && it.offsetParent && box.right > 321 && getComputedStyle(it).position !== 'absolute';
         }).map((it) => it.outerHTML.slice(0, 140))"""
