@@ -37,9 +37,15 @@ test-lowest: .venv-lowest/.done ## tests with the lowest versions that pyproject
 	@.venv-lowest/bin/pytest -n 2 -m "not faults and not long" tests/codec tests/manager tests/stores tests/test_public.py \
 		tests/cli/test_terminal.py tests/cli/test_views.py
 
-test-adapters: .venv/.dev .venv-adapters/.done ## the adapters, with the frameworks that they serve: types and tests
+# Frameworks that need other versions of a package than the rest; each has an environment and constraints of its own.
+APART := adk strands
+
+test-adapters: .venv/.dev .venv-adapters/.done $(APART:%=.venv-%/.done) ## the adapters, with the frameworks that they serve: types and tests
 	@$(BIN)/basedpyright --project tests/adapters/pyrightconfig.json
-	@.venv-adapters/bin/pytest tests/adapters
+	@.venv-adapters/bin/pytest tests/adapters $(APART:%=--ignore tests/adapters/%)
+	@for name in $(APART); do \
+		$(BIN)/basedpyright --project tests/adapters/$$name/pyrightconfig.json && .venv-$$name/bin/pytest tests/adapters/$$name || exit 1; \
+	done
 
 test-page: .venv-page/.done ## the web page: its modules in Node, its screens in Chromium (both must be there)
 	@node --test --test-reporter=dot tests/page/js
@@ -101,7 +107,7 @@ docs: pages .venv-docs/.done ## the same, and build all pages as a site with sea
 	@echo "look at it: $(PYTHON) -m http.server --directory build/site"
 
 clean: ## remove the environment, caches and builds
-	@rm -rf .venv .venv-adapters .venv-docs .venv-lowest .venv-page .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	@rm -rf .venv .venv-adapters $(APART:%=.venv-%) .venv-docs .venv-lowest .venv-page .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each stamp is younger than what it was installed from, or pip runs again.
@@ -146,6 +152,15 @@ clean: ## remove the environment, caches and builds
 	@$(PYTHON) -m venv .venv-adapters
 	@.venv-adapters/bin/$(INSTALL) --upgrade 'pip>=25.1'
 	@.venv-adapters/bin/$(INSTALL) --constraint constraints.txt --editable '.[$(TESTED)]' --group test --group adapters
+	@touch $@
+
+# constraints-NAME.txt has what differs from constraints.txt, and what is new.
+$(APART:%=.venv-%/.done): .venv-%/.done: pyproject.toml constraints.txt constraints-%.txt
+	@echo "installing the framework $* into .venv-$* (once)"
+	@$(PYTHON) -m venv .venv-$*
+	@.venv-$*/bin/$(INSTALL) --upgrade 'pip>=25.1'
+	@awk -F == 'NR == FNR { own[$$1]; print; next } !($$1 in own)' constraints-$*.txt constraints.txt >.venv-$*/constraints.txt
+	@.venv-$*/bin/$(INSTALL) --constraint .venv-$*/constraints.txt --editable '.[$(TESTED)]' --group test --group $*
 	@touch $@
 
 .venv-lowest/.done: pyproject.toml lowest.txt .venv/.core

@@ -30,7 +30,7 @@ def test_development_tools_are_not_published():
     """The extras are for users: test and benchmark tools are dependency groups, and `all` brings no test tools."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    services = {"cli", "crypto", "http", "postgres", "server", "stack", "valkey", "yaml"}
-    frameworks = {"agent-framework", "claude", "langgraph", "mcp", "openai", "pydantic-ai"}
+    services = {"cli", "crypto", "http", "otel", "postgres", "server", "stack", "valkey", "yaml"}
+    frameworks = {"adk", "agent-framework", "claude", "langgraph", "mcp", "openai", "pydantic-ai", "strands"}
     assert set(extras) == services | frameworks | {"all", "testing"}
     assert extras["all"] == ["saveslot[cli,postgres,valkey,yaml,crypto]"]

@@ -26,6 +26,7 @@ from langgraph.graph.message import add_messages
 from saveslot.stack import Postgres
 
 HERE = Path(__file__).with_name("foreign")
+ADK = "adk.sqlite"  # make_adk.py makes that one
 TABLES = ("checkpoint_migrations", "checkpoints", "checkpoint_blobs", "checkpoint_writes")
 
 
@@ -101,7 +102,8 @@ async def talk(path: Path) -> None:
 
 def main() -> None:
     for path in HERE.glob("*"):
-        path.unlink()
+        if path.name != ADK:
+            path.unlink()
     with SqliteSaver.from_conn_string(str(HERE / "langgraph.sqlite")) as saver:
         run(saver)
     asyncio.run(talk(HERE / "openai_agents.sqlite"))

@@ -212,6 +212,9 @@ class Samples:
     async def openai_agents(self, chance: random.Random, folder: Path) -> None:
         await self._database(chance, folder, "openai_agents.sqlite", "agent_messages", "agent_sessions")
 
+    async def adk(self, chance: random.Random, folder: Path) -> None:
+        await self._database(chance, folder, "adk.sqlite", "sessions", "events", "app_states", "user_states")
+
     async def _database(self, chance: random.Random, folder: Path, name: str, *tables: str) -> None:
         path = folder / name
         shutil.copy(FOREIGN / name, path)

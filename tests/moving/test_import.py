@@ -235,6 +235,52 @@ async def test_bad_rows_are_named_and_the_rest_imported(store, sessions, foreign
     assert len([item for item in await sessions.history("ended") if item.metadata and "ns" not in item.metadata]) == 1
 
 
+# Google ADK
+
+
+async def test_adk(store, sessions, foreign, tmp_path):
+    """Each event is a checkpoint with the state after it; shared state is in sessions of its own."""
+    report = await twice(store, foreign / "adk.sqlite")
+    assert report.problems == []
+    assert sorted(report.landed) == ["app:tutor", "tutor/anna/chat-1", "tutor/anna/chat-2", "user:tutor/anna"]
+    history = [item for item in await sessions.history("tutor/anna/chat-1") if "events" in item.data]
+    assert [item.name for item in history] == ["created", "user", "tutor: add", "tutor", "tutor"]
+    assert [item.data["state"].get("turn") for item in history] == [None, None, None, None, 1]
+    assert all(item.data["state"]["level"] == 2 for item in history)
+    assert [len(item.data["events"]) for item in history] == [0, 1, 2, 3, 4]
+    assert await sessions.get_data("app:tutor") == {"course": "fractions"}
+    assert await sessions.get_data("user:tutor/anna") == {"name": "Anna", "seen": 1}
+    found = await sessions.find(agent_type="google-adk", user_id="anna", labels={"google-adk.app": "tutor"})
+    assert {session.state for session in found} == {"paused"}
+    path = tmp_path / "bad.sqlite"
+    shutil.copy(foreign / "adk.sqlite", path)
+    connection = sqlite3.connect(path)
+    connection.execute("update events set event_data = '{' where rowid = 1")
+    connection.execute("update sessions set state = '[]' where id = 'chat-2'")
+    connection.execute("update app_states set update_time = 'some day'")
+    connection.execute("insert into user_states values ('tutor', 'a\nb', '{\"k\": 1}', '2026-01-01 00:00:00')")
+    connection.execute("insert into sessions values ('tutor', 'ben', 'chat', '{}', 'never', '2026-01-01')")
+    connection.commit()
+    connection.close()
+    report = await bring(store, path)
+    assert sorted(named(report)) == [
+        *("session tutor/anna/chat-1", "session tutor/anna/chat-1, event event-1", "session tutor/anna/chat-2"),
+        *("session tutor/ben/chat", "state of app tutor", "state of user tutor/a\\nb"),
+    ]
+
+
+async def test_adk_pickles_are_not_opened(store, foreign, tmp_path):
+    """A database of an early ADK, whose events are pickles, is refused with what to do."""
+    path = tmp_path / "old.sqlite"
+    shutil.copy(foreign / "adk.sqlite", path)
+    connection = sqlite3.connect(path)
+    connection.execute("alter table events rename column event_data to actions")
+    connection.commit()
+    connection.close()
+    with pytest.raises(InvalidInput, match=r"pickles of google-adk before 1\.22.*adk migrate session"):
+        await bring(store, path)
+
+
 # OpenAI Agents
 
 

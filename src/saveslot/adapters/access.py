@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable
 from importlib import metadata
+from threading import Lock
 from typing import Any, TypeVar, cast
 
 from saveslot import blocking, opening
@@ -43,7 +44,8 @@ class Access:
     """`await access.call(verb)` and, without a loop, `access.run(verb)` run `verb(manager)` where the manager lives.
 
     `sessions` is an open manager of `saveslot` or `saveslot.blocking`, which stays the caller's to close. Otherwise
-    `url` and `options` are those of `saveslot.open`.
+    `url` and `options` are those of `saveslot.open`. With `apart` it lives in the loop of `saveslot.blocking`, and so
+    does what opens it: for frameworks that block their event loop while they wait, or run each call in a new one.
     """
 
     def __init__(
@@ -52,8 +54,11 @@ class Access:
         *,
         sessions: SessionManager | blocking.SessionManager | None = None,
         namespace: str | None = None,
+        apart: bool = False,
         **options: Any,
     ) -> None:
+        if apart and isinstance(sessions, SessionManager):
+            raise InvalidInput("sessions", "must be a manager of saveslot.blocking: this framework blocks event loops")
         if sessions is not None and (url is not None or options):
             raise InvalidInput("sessions", "pass either an open manager or a URL, not both")
         if sessions is not None and not isinstance(sessions, SessionManager | blocking.SessionManager):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -69,15 +74,23 @@ class Access:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._shared: Shared | None = None
         self._resident: Resident[SessionManager] | Part[SessionManager] | None = None
+        self._apart = Lock() if apart else None
         if isinstance(sessions, blocking.SessionManager):
             self._live(sessions.resident)
 
     def __repr__(self) -> str:
         return repr(self._given) if self._given is not None else repr(self._url)
 
+    @property
+    def is_here(self) -> bool:
+        """True once its manager lives in the event loop that runs."""
+        return self._loop is not None and self._loop is _running()
+
     async def call(self, verb: Callable[[SessionManager], Awaitable[R]]) -> R:
         """Run `verb(manager)` for a caller in an event loop."""
         here = running()
+        if self._apart is not None and self._resident is None:
+            await asyncio.to_thread(self._move_in, self._apart)
         if self._loop is here and self._view is not None:
             return await verb(self._view)
         if self._loop is None or not self._loop.is_running():
@@ -89,6 +102,8 @@ class Access:
 
     def run(self, verb: Callable[[SessionManager], Awaitable[R]]) -> R:
         """Run `verb(manager)` for a caller outside of an event loop, and wait for it."""
+        if self._apart is not None and self._resident is None:
+            self._move_in(self._apart)
         if self._resident is None and (self._loop is None or not self._loop.is_running()):
             if self._given is not None:
                 hint = "its asynchronous methods, or pass a manager of saveslot.blocking"
@@ -126,6 +141,11 @@ class Access:
         if not isinstance(self._given, blocking.SessionManager):
             self._resident = self._loop = None
             self._view = self._shared = None
+
+    def _move_in(self, turn: Lock) -> None:
+        with turn:
+            if self._resident is None:  # else another thread was first
+                self._live(Resident(self._open, SessionManager.close))
 
     def _live(self, resident: Resident[SessionManager] | Part[SessionManager]) -> None:
         """Live in the loop of `saveslot.blocking`."""

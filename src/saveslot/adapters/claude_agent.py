@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
-from hashlib import sha256
 from typing import Any, TypeVar, cast
 
 from saveslot import blocking
@@ -20,7 +19,8 @@ from saveslot.adapters.follow import NOTHING, New, Sight, look, settled, write
 from saveslot.errors import Conflict
 from saveslot.manager import SessionManager
 from saveslot.session.model import AgentSession
-from saveslot.values.checks import MAX_NAME, Data
+from saveslot.values.checks import Data
+from saveslot.values.ids import fit, joined
 
 require("claude", "claude-agent-sdk", "0.2.182", "0.3")
 
@@ -121,7 +121,7 @@ class SaveslotSessionStore:
         """List the main transcripts of a project, with the time of their newest entry in milliseconds."""
 
         async def listed(sessions: SessionManager) -> list[SessionStoreListEntry]:
-            matches = _found(sessions, {PROJECT: _fit(project_key)})
+            matches = _found(sessions, {PROJECT: fit(project_key)})
             return [
                 {"session_id": session.context["session_id"], "mtime": _changed(session)} async for session in matches
             ]
@@ -133,7 +133,7 @@ class SaveslotSessionStore:
 
         async def summaries(sessions: SessionManager) -> list[SessionSummaryEntry]:
             listed: list[SessionSummaryEntry] = []
-            async for session in _found(sessions, {PROJECT: _fit(project_key)}):
+            async for session in _found(sessions, {PROJECT: fit(project_key)}):
                 data: Data | None = {} if session.head is None else session.head.metadata.get(SUMMARY)
                 if data is None:  # its newest entry is not a batch: it was held, or labelled
                     data = await _newest_summary(sessions, session.session_id)
@@ -192,20 +192,14 @@ async def _found(sessions: SessionManager, labels: dict[str, str]) -> AsyncGener
 
 
 def _new(key: SessionKey) -> New:
-    labels = {SESSION: _id({**key, "subpath": ""})} if "subpath" in key else {PROJECT: _fit(key["project_key"])}
+    labels = {SESSION: _id({**key, "subpath": ""})} if "subpath" in key else {PROJECT: fit(key["project_key"])}
     return New(AGENT, _id(key), cast("Data", {**key}), labels)
 
 
 def _id(key: SessionKey | SessionListSubkeysKey) -> str:
-    parts = [part.replace("%", "%25").replace("/", "%2F") for part in (key["project_key"], key["session_id"])]
-    if subpath := key.get("subpath"):
-        parts.append(cast("str", subpath))
-    return _fit("/".join(parts))
-
-
-def _fit(text: str) -> str:
-    """Fit a key into an id or a label: a long one is cut, and made unique by a digest."""
-    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 33]}~{sha256(text.encode()).hexdigest()[:32]}"
+    name = joined(key["project_key"], key["session_id"])
+    subpath = cast("str | None", key.get("subpath"))
+    return fit(f"{name}/{subpath}" if subpath else name)
 
 
 def _summary(session_id: str, mtime: int, data: Data) -> SessionSummaryEntry:

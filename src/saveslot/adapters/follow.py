@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -37,6 +38,20 @@ class Sight(msgspec.Struct, frozen=True):
 
 
 NOTHING = Sight()
+
+
+class Turns:
+    """One call at a time for each name, in the event loop of the calls: `async with turns.of(session_id):`."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def of(self, name: str) -> asyncio.Lock:
+        here = running()
+        if self._loop is not here:
+            self._locks, self._loop = WeakValueDictionary(), here
+        return self._locks.setdefault(name, asyncio.Lock())
 
 
 class New(msgspec.Struct, frozen=True):

@@ -36,7 +36,8 @@ async def import_(
         Parameter(
             name="SOURCE",
             help="Output of `saveslot export` (- for stdin); checkpoints as a JSON list; a folder of checkpoint files; "
-            "a SQLite file of LangGraph or OpenAI Agents; postgresql://… with LangGraph or agent_sessions tables; valkey://…",
+            "a SQLite file of LangGraph, OpenAI Agents or Google ADK; postgresql://… with LangGraph, Google ADK or "
+            "agent_sessions tables; valkey://…",
         ),
     ],
     new_id: Annotated[

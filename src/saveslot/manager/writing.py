@@ -120,9 +120,13 @@ def begun(
     max_attempts: Limit = ...,
     data: Data | None = None,
     name: str = "created",
+    data_metadata: Data | None = None,
+    paused: bool = False,
     idempotency_key: str | None = None,
 ) -> tuple[AgentSession, Draft, bytes]:
-    """Return what `create_session` creates: the session, its first entries, and the call's request."""
+    """Return what `create_session` creates: the session, its first entries, and the call's request. A `paused` one
+    rests from its first entry on: no sweep fails it.
+    """
     own: Data = {} if retention is None else {OWN: as_rule(retention).to_dict()}
     own |= as_own(max_attempts)
     session = AgentSession(
@@ -136,8 +140,11 @@ def begun(
     given = {**_about(session), "agent_type": agent_type, "user_id": user_id, "session_id": session_id}
     call_id = request(idempotency_key, "create", {**given, "data": data, "name": name})
     draft = _born(sessions, session)
+    if paused:
+        draft.lifecycle(Kind.PAUSED, "session_paused", {"previous_state": SessionState.ACTIVE.value})
+        draft.become(SessionState.PAUSED)
     if data is not None:
-        draft.checkpoint(as_name(name, "name"), as_data(data, "data"))
+        draft.checkpoint(as_name(name, "name"), as_data(data, "data"), data_metadata)
     elif name != "created":
         raise InvalidInput("name", "is that of the first checkpoint; pass its data too (data={} for an empty state)")
     return session, draft, call_id
@@ -151,6 +158,7 @@ async def create_paused(
     data: Data | None = None,
     metadata: Data | None = None,
     *,
+    user_id: str = "",
     context: Data | None = None,
     labels: dict[str, str] | None = None,
     session_metadata: Data | None = None,
@@ -159,12 +167,18 @@ async def create_paused(
     checkpoint is in the same write; `data` and `metadata` are the checkpoint's.
     """
     session, draft, _ = begun(
-        sessions, agent_type, context=context, metadata=session_metadata, labels=labels, session_id=session_id
+        sessions,
+        agent_type,
+        user_id,
+        context,
+        session_metadata,
+        labels=labels,
+        session_id=session_id,
+        data=data,
+        name="created" if name is None else name,
+        data_metadata=metadata,
+        paused=True,
     )
-    draft.lifecycle(Kind.PAUSED, "session_paused", {"previous_state": SessionState.ACTIVE.value})
-    draft.become(SessionState.PAUSED)
-    if name is not None:
-        draft.checkpoint(as_name(name, "name"), as_data(data, "data"), metadata)
     return await _create(sessions, session, draft)
 
 

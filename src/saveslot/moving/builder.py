@@ -120,10 +120,12 @@ class Builder:
         for _ in seqs:
             self._draft.lifecycle(Kind.SKIPPED, "number_skipped", {}, at=1)
 
-    def append(self, name: str, items: dict[str, Sequence[Any]], at: Any) -> None:
+    def append(self, name: str, items: dict[str, Sequence[Any]], at: Any, put: Data | None = None) -> None:
+        """A checkpoint that adds items to lists, and replaces the values in `put`."""
         when = stamp(at)
         self._go_on(None)
-        self._draft.changed(name, codec.Edits(append={key: list(more) for key, more in items.items()}), None)
+        edits = codec.Edits(put or {}, append={key: list(more) for key, more in items.items()})
+        self._draft.changed(name, edits, None)
         entry = self._draft.group.entries[-1]
         entry.at, entry.sign = when, False
 

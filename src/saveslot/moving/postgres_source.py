@@ -1,4 +1,4 @@
-"""Another program's PostgreSQL tables, read in one snapshot: `agent_sessions` and LangGraph's."""
+"""Another program's PostgreSQL tables, read in one snapshot: `agent_sessions`, LangGraph's and Google ADK's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import asyncpg
 
 from saveslot.errors import InvalidInput, Unavailable
 from saveslot.manager.export import read_json
-from saveslot.moving import records
+from saveslot.moving import adk, records
 from saveslot.moving.langgraph import CHECKPOINTS, WRITES, Found, Thread, Write, value
 from saveslot.moving.langgraph_state import plain
 from saveslot.moving.parcel import MemoryParcel, Problem
@@ -61,12 +61,14 @@ def holds(columns: Columns) -> list[str]:
         names.append("agent_sessions")
     if columns.get("checkpoints", {}).keys() >= {"thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint"}:
         names.append("langgraph")
+    if adk.is_one(columns):
+        names.append("adk")
     return names
 
 
 async def count(connection: Any, what: str) -> int:
-    sql = "select count(*) from agent_sessions" if what == "agent_sessions" else f"select count(*) from ({THREADS}) t"  # noqa: S608
-    return int(await connection.fetchval(sql))
+    rows = {"agent_sessions": "agent_sessions", "langgraph": f"({THREADS}) t", "adk": "sessions"}[what]
+    return int(await connection.fetchval(f"select count(*) from {rows}"))  # noqa: S608
 
 
 def _unknown(columns: Columns, table: str, known: set[str] | frozenset[str]) -> list[Problem]:
@@ -201,6 +203,32 @@ async def _writes(
         Write(task, path, idx, channel, value(kind, data, opaque, f"write to {channel}"))
         for task, path, idx, channel, kind, data in await connection.fetch(sql, *key)
     ]
+
+
+# Google ADK
+
+
+async def conversations(connection: Any, columns: Columns, namespace: str) -> AsyncIterator[MemoryParcel | Problem]:
+    for table, known in adk.TABLES.items():
+        for problem in _unknown(columns, table, known):
+            yield problem
+    apps = await connection.fetch("select app_name, null, state::text, update_time from app_states order by 1")
+    users = await connection.fetch("select app_name, user_id, state::text, update_time from user_states order by 1, 2")
+    for app, user, state, at in (*apps, *users):
+        for item in adk.shared_state(app, user, state, at, namespace):
+            yield item
+    sql = """
+        select app_name, user_id, id, state::text, create_time, update_time from sessions
+        order by create_time, app_name, user_id, id"""
+    events = """
+        select id, timestamp, event_data::text from events where app_name = $1 and user_id = $2 and session_id = $3
+        order by timestamp, id"""
+    cursor = await connection.cursor(sql)
+    while rows := await cursor.fetch(PAGE):
+        for values in rows:
+            row = adk.Row(*values)
+            for item in adk.conversation(row, await connection.fetch(events, *row[:3]), namespace):
+                yield item
 
 
 def refuse(url: str, columns: Columns) -> InvalidInput:

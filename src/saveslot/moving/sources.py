@@ -11,9 +11,19 @@ from typing import IO, Any, NamedTuple, cast
 from saveslot.codec import Keyring
 from saveslot.errors import InvalidInput
 from saveslot.manager.export import read_json
-from saveslot.moving import jsonl, langgraph_sqlite, openai_agents, records, sqlite_source, valkey_source, yaml_folder
+from saveslot.moving import (
+    adk,
+    adk_sqlite,
+    jsonl,
+    langgraph_sqlite,
+    openai_agents,
+    records,
+    sqlite_source,
+    valkey_source,
+    yaml_folder,
+)
 from saveslot.moving.parcel import Parcel, Problem
-from saveslot.stores import sqlite_path
+from saveslot.stores import shown, sqlite_path
 
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*[{\]]")  # of objects, or empty; a byte order mark may come first
 VALKEY = ("valkey://", "valkeys://", "redis://", "rediss://")
@@ -99,8 +109,14 @@ def _sqlite(path: Path, connection: sqlite_source.apsw.Connection, tables: sqlit
     if openai_agents.messages_table(tables) is not None:
         parcels = openai_agents.parcels(connection, tables, ask.namespace)
         return Source("OpenAI Agents sessions", openai_agents.count(connection, tables), _going(parcels))
+    if adk.is_one(tables):
+        adk.check(tables, str(path))
+        parcels = adk_sqlite.parcels(connection, tables, ask.namespace)
+        return Source("Google ADK sessions", adk_sqlite.count(connection), _going(parcels))
     held = ", ".join(sorted(tables)) or "nothing"
-    raise InvalidInput(str(path), f"has no tables of a known format (LangGraph, OpenAI Agents); it has {held}")
+    raise InvalidInput(
+        str(path), f"has no tables of a known format (LangGraph, OpenAI Agents, Google ADK); it has {held}"
+    )
 
 
 def read_text(file: IO[bytes], name: str) -> str:
@@ -141,6 +157,11 @@ async def _postgres(url: str, ask: Ask) -> AsyncGenerator[list[Source]]:
             total = await postgres_source.count(connection, "langgraph")
             threads = postgres_source.threads(connection, columns, ask.namespace)
             matches.append(Source("LangGraph threads", total, threads))
+        if "adk" in held:
+            adk.check(columns, shown(url))
+            total = await postgres_source.count(connection, "adk")
+            conversations = postgres_source.conversations(connection, columns, ask.namespace)
+            matches.append(Source("Google ADK sessions", total, conversations))
         if "agent_sessions" not in held:
             yield matches
             return

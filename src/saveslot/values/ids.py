@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
+from hashlib import sha256
 from uuid import UUID
+
+from saveslot.values.checks import MAX_NAME
 
 
 def fresh_key() -> bytes:
@@ -22,3 +25,13 @@ fresh_append_id = partial(os.urandom, 16)
 
 def fresh_id() -> str:
     return str(UUID(bytes=fresh_key()))
+
+
+def fit(text: str) -> str:
+    """Fit a key of another program into an id or a label: a long one is cut, and made unique by a digest."""
+    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 33]}~{sha256(text.encode()).hexdigest()[:32]}"
+
+
+def joined(*keys: str) -> str:
+    """Make one text of several keys, whatever characters they have: `a/b` and `c` become `a%2Fb/c`."""
+    return "/".join(key.replace("%", "%25").replace("/", "%2F") for key in keys)
