@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from datetime import datetime
 from typing import Any, Literal, TypeVar, cast, get_args
 
-from saveslot.codec import State, difference
+from saveslot.codec import difference
 from saveslot.codec.text import place
 from saveslot.errors import Corrupt, InvalidInput
 from saveslot.manager import log_lines
@@ -264,12 +264,6 @@ async def _shown(sessions: Space, id: str) -> tuple[Head, list[Entry]]:
 async def get_checkpoint(sessions: Space, id: str, ref: str | int = "latest") -> Checkpoint:
     """Return the entry that a ref names: a name (its newest), a number, an id, `latest` or `~n`; else `NotFound`."""
     return await sessions.reader.checkpoint(id, ref)
-
-
-@with_a_fresh_head
-async def state_of(sessions: Space, id: str, ref: str | int) -> State:
-    """Return the agent's data as of a ref, not decoded yet."""
-    return await sessions.reader.state_at(id, ref)
 
 
 @with_a_fresh_head

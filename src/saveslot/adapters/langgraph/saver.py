@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -26,6 +26,7 @@ from langgraph.checkpoint.serde.types import TASKS
 
 from saveslot import blocking
 from saveslot.adapters.access import Access
+from saveslot.adapters.langgraph.opened import Opened
 from saveslot.adapters.langgraph.thread import New, Part, Thread, Threads, Written
 from saveslot.adapters.langgraph.values import Codec
 from saveslot.errors import InvalidInput
@@ -44,7 +45,7 @@ CHUNK = 16
 Config = RunnableConfig
 
 
-class SaveslotSaver(BaseCheckpointSaver[Any]):
+class SaveslotSaver(Opened, BaseCheckpointSaver[Any]):
     """A checkpointer on any store, async and sync: `SaveslotSaver("agents.db")`, or `sessions=` for an open manager.
 
     `url` and further options are those of `saveslot.open`, `serde` is LangGraph's serialiser. A thread is a session,
@@ -66,31 +67,8 @@ class SaveslotSaver(BaseCheckpointSaver[Any]):
         self._threads = Threads()
         self._opened_by: SerializerProtocol | None = None
 
-    @classmethod
-    def from_conn_string(cls, url: str | os.PathLike[str] | None = None, **options: Any) -> Self:
-        """Return a saver for `with` or `async with`, which closes what it opened at the end of the block."""
-        return cls(url, **options)
-
-    def __repr__(self) -> str:
-        return f"SaveslotSaver({self._access!r})"
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def _forget(self) -> None:
         self._threads.clear()
-        self._access.close_now()
-
-    async def close(self) -> None:
-        """Close what this saver opened; a later call opens it again."""
-        self._threads.clear()
-        await self._access.close()
 
     def get_next_version(self, current: int | str | None, channel: None) -> int | str:  # noqa: ARG002
         """Count up. A thread that another saver began with versions of text goes on with such."""

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import groupby
 from operator import ge, gt, le, lt
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from langgraph.store.base import (
     BaseStore,
@@ -31,6 +31,7 @@ from langgraph.store.base import (
 
 from saveslot import blocking
 from saveslot.adapters.access import Access
+from saveslot.adapters.langgraph.opened import Opened
 from saveslot.errors import Conflict, InvalidInput
 from saveslot.manager import SessionManager
 from saveslot.values.checks import Data
@@ -44,7 +45,7 @@ MAX_TRIES = 50
 Path = tuple[str, ...]
 
 
-class SaveslotStore(BaseStore):
+class SaveslotStore(Opened, BaseStore):
     """Long-term memory on any store, async and sync: `SaveslotStore("agents.db")`, or `sessions=` for an open manager.
 
     `ttl` is LangGraph's `TTLConfig`, in minutes. Expired items are never returned; `asweep_ttl` removes them. There is
@@ -68,30 +69,6 @@ class SaveslotStore(BaseStore):
         super().__init__()
         self._access = Access(url, sessions=sessions, namespace=namespace, **options)
         self.ttl_config = ttl
-
-    @classmethod
-    def from_conn_string(cls, url: str | os.PathLike[str] | None = None, **options: Any) -> Self:
-        """Return a store for `with` or `async with`, which closes what it opened at the end of the block."""
-        return cls(url, **options)
-
-    def __repr__(self) -> str:
-        return f"SaveslotStore({self._access!r})"
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._access.close_now()
-
-    async def close(self) -> None:
-        """Close what this store opened; a later call opens it again."""
-        await self._access.close()
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """Run the operations in their order; puts of one namespace that follow each other are one entry."""

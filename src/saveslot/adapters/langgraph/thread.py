@@ -13,10 +13,11 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP
 
 from saveslot.adapters.langgraph.index import Index
 from saveslot.adapters.langgraph.values import Codec
+from saveslot.codec import State
 from saveslot.errors import AlreadyExists, Conflict, InvalidInput, NotFound, SaveslotError, TooLarge, Unavailable
 from saveslot.manager import SessionManager
 from saveslot.manager.changes import held_here
-from saveslot.manager.reading import state_of
+from saveslot.manager.headers import headed
 from saveslot.manager.writing import create_paused
 from saveslot.moving.langgraph_state import (
     AGENT_TYPE,
@@ -33,6 +34,7 @@ from saveslot.moving.langgraph_state import (
     session_id_of,
     within,
 )
+from saveslot.session.lookup import with_a_fresh_head
 from saveslot.values.checks import Data
 from saveslot.values.lifecycle import SessionState
 from saveslot.values.versions import Version, as_version
@@ -136,13 +138,16 @@ class Thread:
 
     # Reading
 
+    @with_a_fresh_head
     async def refresh(self) -> None:
         """Take in what other processes wrote."""
-        head = await self.sessions.head(self.id)
-        if head is None:
+        reader = self.sessions.reader
+        stored = await reader.head(self.id, state=not self._loaded)
+        head = None if stored is None else await headed(self.sessions, stored)
+        if stored is None or head is None:
             self.forget()
         elif head.version != self._version:
-            state = await state_of(self.sessions, self.id, head.seq)
+            state = await reader.state_of(stored, "latest") if stored.last.data_seq else State()
             self.state, self._bytes = state.value(), sum(map(len, state.texts.values()))
             self._version, self._seq, self._index = head.version, head.seq, None
             self._active = head.state is SessionState.ACTIVE and head.owner is None
@@ -268,7 +273,7 @@ class Thread:
             stay.add(key)
         put = {key: value for key, value in put.items() if self.state.get(key, ...) != value}
         # With its writes, the state of subgraphs in this namespace goes: they have ended, and their entries keep it.
-        drop = [key for key in self.state if within(namespace_of(key), ns) and key not in stay]
+        drop = [key for key in self.state if key not in stay and within(namespace_of(key), ns)]
         return Change(put, append, drop)
 
     async def write(self, codec: Codec, ns: str, checkpoint_id: str, tasks: Sequence[Written]) -> None:
