@@ -65,30 +65,32 @@ class Codec:
         """What LangGraph's own serialiser makes of the data, without the detour over msgpack: half the time of a list
         of messages. It alone decides which classes may be called: the first object of each class comes from it.
         """
-        kind = cast("Any", type(data))
-        if kind in _ALIKE:
+        if type(data) in _ALIKE:
             return data
-        if kind is list:
-            return [item if type(item) in _ALIKE else self._rebuilt(item) for item in data]
-        if kind is not dict:
+        if type(data) is list:
+            items: list[Any] = data
+            return [item if type(item) in _ALIKE else self._rebuilt(item) for item in items]
+        if type(data) is not dict:
             return self._loaded(data)
-        if RESERVED.isdisjoint(data):
-            return self._fields(data)
-        model = self._models.get(data.get("$class", ""))
-        if model is not None:
-            try:
-                return model(**self._fields(data))
-            except Exception:  # noqa: BLE001  (the serialiser knows what to do with fields that are not valid)
-                return self._loaded(data)
-        value = self._loaded(data)
-        if _class_of(value) == data.get("$class") and isinstance(value, BaseModel):
-            self._models[data["$class"]] = type(value)
-        return value
-
-    def _fields(self, data: Data) -> Data:
-        return {
-            key: item if type(item) in _ALIKE else self._rebuilt(item) for key, item in data.items() if key != "$class"
+        stored: Data = data
+        name = stored.get("$class", "")
+        model = self._models.get(name)
+        if model is None and not RESERVED.isdisjoint(stored):
+            value = self._loaded(stored)
+            if _class_of(value) == name and isinstance(value, BaseModel):
+                self._models[name] = type(value)
+            return value
+        fields = {
+            key: item if type(item) in _ALIKE else self._rebuilt(item) if item else item.copy()
+            for key, item in stored.items()
         }
+        if model is None:
+            return fields
+        del fields["$class"]
+        try:
+            return model(**fields)
+        except Exception:  # noqa: BLE001  (the serialiser knows what to do with fields that are not valid)
+            return self._loaded(stored)
 
     def _loaded(self, data: Any) -> Any:
         match data:
