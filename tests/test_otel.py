@@ -182,11 +182,16 @@ def test_the_json_door_is_traced_with_its_verbs(traced):
 
 async def test_shared_requests_are_in_no_callers_trace_that_has_ended(traced, spans):
     """Of many callers at once, no request continues a verb that had ended before: it would be in a stranger's trace."""
+
+    async def work(sessions: SessionManager, session_id: str) -> None:
+        for n in range(5):
+            await sessions.checkpoint(session_id, "turn", {"n": n})
+            await asyncio.sleep(hash((session_id, n)) % 10 / 1000)
+
     served, read = traced
     async with saveslot.open(served.url) as sessions:
         await asyncio.gather(*(sessions.create_session("crowd", session_id=f"c{n}") for n in range(20)))
-        for n in range(5):
-            await asyncio.gather(*(sessions.checkpoint(f"c{m}", "turn", {"n": n}) for m in range(20)))
+        await asyncio.gather(*(work(sessions, f"c{n}") for n in range(20)))
     verbs = {_id(span): span for span in spans()}
     continued = [(verbs[span["parent_id"]], span) for span in read() if span["parent_id"] in verbs]
     assert continued

@@ -136,7 +136,9 @@ def test_claims(served, other, session):
     none = served.request("POST", "/v1/claims", {"agent_type": session})
     assert none.json["items"] == []
     path = f"/v1/sessions/{session}/lease/{given['lease_id']}"
-    assert served.request("DELETE", f"{path}?error=TypeError%3A%20x").status == 204
+    assert other.request("DELETE", f"{path}?error=TypeError%3A%20x").status == 204
+    released = served.request("GET", f"/v1/sessions/{session}/entries?newest=1").json["items"][-1]
+    assert released["metadata"] == {"error": "TypeError: x", "attempts": 1}
     answers = [
         where.request("POST", "/v1/claims", {"agent_type": session, "worker": "second"}) for where in (served, other)
     ]

@@ -66,7 +66,7 @@ class Batches:
             return await land(groups)
         finally:
             self._under_way -= 1
-            self._start()
+            self._start(Context())
             if self._closing is not None and not self._under_way:
                 self._closing.set()
 
@@ -94,11 +94,14 @@ class Batches:
         finally:
             self._end([group])
 
-    def _start(self) -> None:
-        """Start lanes. Each takes its batch in its own turn: by then, callers woken together have arrived."""
+    def _start(self, context: Context | None = None) -> None:
+        """Start lanes. Each takes its batch in its own turn: by then, callers woken together have arrived.
+
+        By default in the caller's context: its trace is that of the batch, which has its group.
+        """
         while self._under_way < LANES and len(self._waiting) > len(self._starting) * WORTH_SPLITTING:
             self._under_way += 1
-            lane = running().create_task(self._run(), context=Context())  # of no caller: it writes for all of them
+            lane = running().create_task(self._run(), context=context)
             self._starting.add(lane)
             self._lanes.add(lane)  # the event loop alone would forget it
             lane.add_done_callback(self._ended)
@@ -113,7 +116,7 @@ class Batches:
         self._under_way -= 1
         self._busy.difference_update([group.key for group in groups])
         if groups:
-            self._start()
+            self._start(Context())  # the batch that has ended was of other callers
         if self._closing is not None and not self._under_way:
             self._closing.set()
 
