@@ -11,13 +11,15 @@ import pytest
 
 from saveslot import SessionManager
 from saveslot.stores import Store, open_store
+from saveslot.stores.sqlite import SqliteStore
+from tests.harness.served import Serving
 
 BACKENDS = ("memory", "sqlite", "postgres", "valkey")
 _NUMBERS = count()
 
 
 @pytest.fixture
-def fresh_url(servers, tmp_path) -> Callable[[str], str]:
+def fresh_url(request, servers, tmp_path) -> Callable[[str], str]:
     """The URL of an empty store."""
 
     def url(backend: str) -> str:
@@ -28,6 +30,10 @@ def fresh_url(servers, tmp_path) -> Callable[[str], str]:
             return servers.schema()
         if backend == "valkey":
             return servers.valkey()
+        if backend == "http":
+            serving: Serving = request.getfixturevalue("serving")
+            request.addfinalizer(serving.stop)
+            return serving.serve(lambda: SqliteStore.open(f"{tmp_path}/served-{n}.db"))
         return f"{backend}:"
 
     return url

@@ -62,7 +62,7 @@ async def test_copied_session_is_found_by_labels_of_its_entries(fresh, first, se
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [("sqlite", "memory"), ("memory", "postgres"), ("postgres", "valkey"), ("valkey", "sqlite")]
+    ("first", "second"), [("sqlite", "http"), ("http", "postgres"), ("postgres", "valkey"), ("valkey", "memory")]
 )
 async def test_sealed_copy_is_found_by_labels_of_its_entries(fresh, first, second):
     """The copy needs no key: the labels go along as they are hidden, those of forks, too."""
@@ -71,11 +71,13 @@ async def test_sealed_copy_is_found_by_labels_of_its_entries(fresh, first, secon
     await sessions.create_session("tutor", session_id="s")
     for n in range(3):
         await sessions.checkpoint("s", "turn", {"n": n}, {"labels": {"run": f"r{n % 2}"}})
+    await sessions.record("s", "thought", "a secret")
     await sessions.fork("s", "~1", "fork")
     assert (await copy_sessions(origin, away, "default")).problems == []
     copies = SessionManager(store=away, encryption_key=bytes(32))
     assert {session.session_id for session in await copies.find(entry={"run": "r1"})} == {"s", "fork"}
     assert {session.session_id for session in await copies.find(entry={"run": "r0"})} == {"s"}
+    assert [record.value for record in await copies.records("s")] == ["a secret"]
     forks = await forks_of(copies, "s")
     assert [fork.id for lines in forks.values() for fork in lines] == ["fork"]
     await sessions.checkpoint("s", "turn", {"n": 4}, {"labels": {"run": "r2"}})
