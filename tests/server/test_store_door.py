@@ -224,13 +224,13 @@ def _requests() -> st.SearchStrategy[bytes]:
     ours = [
         wire.Append([begin]),
         wire.Heads([key, ("default", "fuzz")]),
-        wire.Entries(key, Wanted()),
+        wire.Entries(key, Wanted(labelled=True)),
         wire.Find(Query(namespace="default"), None, 10),
         wire.Count(Query(namespace="default")),
         wire.Beat([(key, None)], None),
         wire.Events("default", "0", None, 10, 0),
         wire.Empty(key, [1], notes=False),
-        wire.Swap(key, b"", b""),
+        wire.Swap(key, b"", b"", {1: {"run": "r1"}}),
         wire.Purge([key], None),
     ]
     plain = [msgspec.msgpack.decode(wire.encode(each)) for each in ours]
@@ -308,6 +308,10 @@ async def test_errors_keep_their_type_and_fields(door):
     with pytest.raises(InvalidInput) as caught:
         await store.events("default", "nonsense")
     assert caught.value.path == "after"
+    for labels, where in (({0: {}}, "labels"), ({2: {"run": "\0"}}, "labels[2].run")):
+        with pytest.raises(InvalidInput) as caught:
+            await store.swap(os.urandom(16), b"", b"", labels)
+        assert caught.value.path == where
     with pytest.raises(TooLarge):
         await store._call("swap", wire.Swap(os.urandom(16), b"", bytes(wire.LARGEST)))  # noqa: SLF001
     await store.close()
