@@ -20,7 +20,7 @@ from saveslot.values.checks import Data, as_data, as_label, as_labels, as_name, 
 from saveslot.values.ids import fresh_append_id, fresh_id
 from saveslot.values.kinds import VERBS, Kind
 from saveslot.values.lifecycle import ACTIVE, COMPLETED, FAILED, SessionState, follow
-from saveslot.values.log import moment
+from saveslot.values.log import Entry, moment
 from saveslot.values.versions import version
 
 if TYPE_CHECKING:
@@ -59,21 +59,13 @@ class SessionCheckpoint:
         self._data: Data | Callable[[], Data] = as_data(data, "data")
         self._metadata: Data | Callable[[], Data] = as_data(metadata, "metadata")
         self.id: str = id
-        self._entry: tuple[int, bytes] | None = None  # number and append_id, if it was read from a store
+        self._entry: Entry | None = None  # if it was read from a store
 
     @classmethod
-    def stored(
-        cls,
-        id: str,
-        name: str,
-        at: int,
-        data: Callable[[], Data],
-        metadata: Data | Callable[[], Data],
-        entry: tuple[int, bytes],
-    ) -> Self:
-        """Return a checkpoint of that time in microseconds, whose data and metadata these functions decode."""
+    def stored(cls, id: str, entry: Entry, data: Callable[[], Data], metadata: Data | Callable[[], Data]) -> Self:
+        """Return an entry as a checkpoint whose data and metadata these functions decode."""
         checkpoint = cls.__new__(cls)
-        checkpoint.id, checkpoint.name, checkpoint._at = id, name, at  # noqa: SLF001  (its own)
+        checkpoint.id, checkpoint.name, checkpoint._at = id, entry.name, entry.at  # noqa: SLF001  (its own)
         checkpoint._data, checkpoint._metadata, checkpoint._entry = data, metadata, entry  # noqa: SLF001
         return checkpoint
 
@@ -84,7 +76,7 @@ class SessionCheckpoint:
     @property
     def version(self) -> str:
         """The session's version while this is its newest entry: pass it as `seen`. Empty before it is stored."""
-        return "" if self._entry is None else version(*self._entry)
+        return "" if self._entry is None else version(self._entry.seq, self._entry.append_id)
 
     @property
     def data(self) -> Data:

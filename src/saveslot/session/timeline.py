@@ -61,13 +61,13 @@ class Timeline:
         return [self.checkpoint(entry, made_as) for entry in entries]
 
     def checkpoint(self, entry: Entry, made_as: type[C]) -> C:
-        name, at, what = f"{self._session_id}:{entry.seq}", entry.at, (entry.seq, entry.append_id)
+        name = f"{self._session_id}:{entry.seq}"
         note = partial(note_of, entry, name)
         if entry.kind not in DATA_KINDS:
-            return made_as.stored(name, entry.name, at, note, {}, what)
+            return made_as.stored(name, entry, note, {})
         gone = entry.seq in self._thinned and self._emptied(entry)
         data = Emptied(name) if gone else partial(self.data, entry)
-        return made_as.stored(name, entry.name, at, data, note, what)
+        return made_as.stored(name, entry, data, note)
 
     def data(self, entry: Entry) -> Data:
         with _LOOKING:
