@@ -45,6 +45,7 @@ NAMES = [
         "KeyMissing",
         "LeaseLost",
         "NotFound",
+        "QuotaExceeded",
         "SaveslotError",
         "StepFailed",
         "StepUnknown",
@@ -96,7 +97,7 @@ def test_every_error_is_a_saveslot_error_with_a_unique_code():
     errors = [getattr(saveslot, name) for name in NAMES]
     errors = [error for error in errors if isinstance(error, type) and issubclass(error, Exception)]
     assert all(issubclass(error, saveslot.SaveslotError) for error in errors)
-    assert len({error.code for error in errors}) == len(errors) == 19
+    assert len({error.code for error in errors}) == len(errors) == 20
 
 
 def test_core_needs_three_packages():

@@ -255,6 +255,7 @@ export interface Problem {
     | "lease_held"
     | "lease_lost"
     | "not_found"
+    | "quota_exceeded"
     | "step_failed"
     | "step_unknown"
     | "too_large"
@@ -280,6 +281,13 @@ export interface Problem {
   until?: string;
   limit?: number;
   size?: number;
+  /** quota_exceeded: the namespace at its limit. */
+  namespace?: string;
+  /** quota_exceeded: which of its limits. */
+  quota?: string;
+  used?: number;
+  /** Seconds; 0: time alone does not help. */
+  retry_after?: number;
 }
 
 /** The events after the cursor are gone, and the stream goes on from now: load what you show again. */

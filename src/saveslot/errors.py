@@ -12,6 +12,7 @@ SaveslotError
 ├── InvalidTransition     the session's state does not allow it              source, target
 ├── InvalidInput          a value or an argument is not valid                path, reason
 ├── TooLarge              over a limit                                       limit, size
+├── QuotaExceeded         the namespace is at its limit                      namespace, quota, limit, used, retry_after
 ├── Corrupt               stored bytes are damaged                           where, reason
 ├── KeyMissing            sealed with a key that was not given               key_id
 │   └── WrongKey          a different key was given under that id            key_id
@@ -149,6 +150,27 @@ class TooLarge(SaveslotError):
         super().__init__(f"{what} is too large: {size:,} of at most {limit:,} {unit}; store less, or raise the limit")
         self.limit = limit
         self.size = size
+
+
+class QuotaExceeded(SaveslotError):
+    """The namespace is at a limit that an operator set; nothing was stored."""
+
+    code = "quota_exceeded"
+    fields = ("namespace", "quota", "limit", "used", "retry_after")
+    namespace: str = ""
+    quota: str = ""
+    limit: int = 0
+    used: int = 0
+    retry_after: int = 0  # seconds; 0 if time alone does not help
+
+    def __init__(self, namespace: str, quota: str, *, limit: int, used: int, hint: str, retry_after: int = 0) -> None:
+        what = quota.replace("_", " ")
+        super().__init__(f"namespace {namespace} has {used:,} of at most {limit:,} {what}; {hint}")
+        self.namespace = namespace
+        self.quota = quota
+        self.limit = limit
+        self.used = used
+        self.retry_after = retry_after
 
 
 class Corrupt(SaveslotError):

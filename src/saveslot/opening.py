@@ -12,7 +12,7 @@ from saveslot.manager import SessionManager
 from saveslot.session import attempts
 from saveslot.session.retention import DEFAULT, Rules
 from saveslot.settings import Setting
-from saveslot.stores import open_store, shown, sqlite_url, store_url
+from saveslot.stores import Store, open_store, shown, sqlite_url, store_url
 from saveslot.values.checks import Span, as_span, as_text
 
 AWAIT = "write `async with saveslot.open(…) as sessions:` or `sessions = await saveslot.open(…)`"
@@ -84,10 +84,14 @@ class open:  # noqa: A001, N801  (saveslot.open reads well)
                 from saveslot.stores.hot import TieredStore  # imported when it is used
 
                 store = TieredStore.at(store, self._hot, ttl)
-            return SessionManager(store=store, **self._options)
+            return SessionManager(store=self._around(store), **self._options)
         except BaseException:
             await store.close()
             raise
+
+    def _around(self, store: Store) -> Store:
+        """The store with what a subclass puts around it."""
+        return store
 
     def __repr__(self) -> str:
         return f"<saveslot.open({shown(self._url)!r}), not opened yet: {AWAIT}>"

@@ -19,6 +19,7 @@ import uvicorn
 from saveslot.manager import SessionManager
 from saveslot.server.app import Server
 from saveslot.server.guard import Rates
+from saveslot.server.limits import Limited
 from saveslot.server.load import Room
 from saveslot.server.run import Protocol, Uvicorn, bind
 from saveslot.server.tokens import Tokens
@@ -57,8 +58,9 @@ class Serving:
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(PATIENCE)
 
     async def _serve(self, open_store: Callable[[], Awaitable[Store]], room: Room | None) -> str:
-        manager = SessionManager(store=await open_store())
-        tokens = Tokens(manager, required=False)
+        limits = Limited(await open_store())
+        manager = SessionManager(store=limits)
+        tokens = Tokens(manager, limits, required=False)
         await tokens.start()
         name = str(next(self._names))
         server = Server(manager, tokens, Rates(1e9))

@@ -282,3 +282,25 @@ async def test_erases_at_once_on_one_file_all_succeed(file):
                 await managers[0].create_session("tutor", session_id=one)
                 await managers[0].checkpoint(one, "saved", {"text": os.urandom(300_000).hex()})
             await asyncio.gather(*(manager.erase(one) for manager, one in zip(managers, ids, strict=True)))
+
+
+async def test_a_namespace_is_erased_as_a_whole(opened):
+    """All its sessions, deleted ones too; other namespaces stay, and a second call finds nothing more to destroy."""
+    async with opened() as sessions, opened() as others:
+        school, other = sessions.of("school-7"), sessions.of("school-8")
+        for name in ("s", "t"):
+            await fill(school, name)
+        await fill(other, "s")
+        await school.delete_session("t")
+        shown = await others.of("school-7").erase_all(dry_run=True)
+        assert (shown.sessions, shown.deleted) == (1, 1)
+        assert shown.bytes > len(SECRET) * 100
+        assert (await school.get_session("s")).user_id == "anna"
+        assert await school.erase_all() == shown
+        for name in ("s", "t"):
+            assert (await school.audit(name)).state == "erased"
+            assert await school.erase(name, dry_run=True) == {"sessions": [name], "entries": 0}
+        again = await school.erase_all()
+        assert (again.sessions, again.deleted) == (0, 2)
+        assert again.bytes < shown.bytes
+        assert (await others.of("school-8").get_session("s")).user_id == "anna"

@@ -36,11 +36,11 @@ class Stuck(PassingStore):
         super().__init__(MemoryStore())
         self.asked, self.free = threading.Event(), threading.Event()
 
-    async def count(self, query):
+    async def count(self, query, *, totals="store"):
         self.asked.set()
         while not self.free.is_set():  # noqa: ASYNC110  (set by another thread)
             await asyncio.sleep(0.01)
-        return await super().count(query)
+        return await super().count(query, totals=totals)
 
 
 def post(url: str, verb: str, body: bytes, **headers: str):

@@ -27,7 +27,10 @@ from tests.harness.served import Serving
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory):
-    """The URL of a server, and tokens for it: one for all namespaces, one for school-7, one that reads."""
+    """The URL of a server, and tokens for it: one for all namespaces, one for school-7, one that reads.
+
+    An admin's entries need no stamp, so that tests may write their own.
+    """
     path = tmp_path_factory.mktemp("door") / "s.db"
 
     async def prepared() -> dict[str, str]:
@@ -35,7 +38,7 @@ def door(tmp_path_factory):
             registry = tokens.registry(sessions)
             return {
                 "all": await tokens.create(registry, "all", "admin"),
-                "school": await tokens.create(registry, "school", "write", ["school-7"]),
+                "school": await tokens.create(registry, "school", "admin", ["school-7"]),
                 "reader": await tokens.create(registry, "reader", "read"),
             }
 
@@ -301,6 +304,93 @@ async def test_too_large_requests_are_refused_before_they_are_read(door):
             await writer.wait_closed()
 
 
+@pytest.fixture
+async def long_log(door):
+    """A session with more than the server tells in one answer, as the tests set it: its store, and the one behind."""
+    url, texts, path = door
+    direct, store = await SqliteStore.open(path), await HttpStore.open(url, texts["all"])
+    pen = Pen("default", os.urandom(8).hex())
+    groups = [pen.begin()]
+    pen.saw(groups[0])
+    for n in range(40):
+        groups.append(
+            pen.group(frame=bytes([n]) * (300 if n % 7 else 2000), note=b"n" * (n % 5), base=n if n % 3 else 0)
+        )
+        pen.saw(groups[-1])
+    for group in groups:
+        await direct.append([group])
+    yield pen.key, store, direct
+    assert await direct.purge([pen.key], [pen.prev]) == [41]  # no state can be rebuilt from these frames
+    await store.close()
+    await direct.close()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"frames": False},
+        {"newest": 25},
+        {"newest": 7},
+        {"newest": 5, "ranges": [(1, 30)]},
+        {"ranges": [(1, 3), (20, 22), (38, 99)]},
+        {"ranges": [(30, 41)], "chain": 29},
+        {"ranges": [], "chain": 29},
+        {"room": 5000},
+        {"room": 0},
+        {"room": 700, "ranges": [(5, 35)]},
+        {"kinds": frozenset({0})},
+        {"name": "step", "newest": 30},
+    ],
+)
+async def test_long_logs_come_in_parts(long_log, monkeypatch, how):
+    """More entries or bytes than one answer has are the same as from the store itself."""
+    key, store, direct = long_log
+    monkeypatch.setattr(wire, "PAGE", 6)
+    monkeypatch.setattr(wire, "ROOM", 2500)
+    wanted = Wanted(**how)
+    assert await store.entries(key, wanted) == await direct.entries(key, wanted)
+
+
+async def test_no_answer_has_more(long_log, monkeypatch):
+    """A client that asks for all at once is refused, before that is in memory."""
+    key, store, _ = long_log
+    monkeypatch.setattr(wire, "PAGE", 20)
+    with pytest.raises(TooLarge, match="entries"):
+        await store._call("entries", wire.Entries(key, Wanted(frames=False)))  # noqa: SLF001
+    monkeypatch.setattr(wire, "PAGE", 10_000)
+    monkeypatch.setattr(wire, "ROOM", 2500)
+    with pytest.raises(TooLarge, match="bytes"):
+        await store._call("entries", wire.Entries(key, Wanted()))  # noqa: SLF001
+    with pytest.raises(InvalidInput, match="refs"):
+        await store._call("heads", wire.Heads([key] * (wire.REFS + 1)))  # noqa: SLF001
+
+
+@pytest.mark.parametrize("value", [0, b"", "", [], {}, None, 1.5, "x" * 40, -7, 1 << 40])
+async def test_requests_of_too_many_values_are_refused(door, value):
+    """A body of a few megabytes that would take a hundred times as much is refused before it is decoded."""
+    url, texts, _ = door
+    store = await HttpStore.open(url, texts["all"])
+    body = msgspec.msgpack.encode({"key": bytes(16), "seqs": [value] * 1_100_000, "notes": False})
+    with pytest.raises(TooLarge, match="values"):
+        await store._servers.call("empty", body)  # noqa: SLF001
+    await store.close()
+
+
+async def test_a_large_frame_is_not_too_many_values(door):
+    """What counts are values, not bytes."""
+    url, texts, _ = door
+    store = await HttpStore.open(url, texts["all"])
+    pen = Pen("default", os.urandom(8).hex())
+    begin = pen.begin()
+    begin.entries[0].frame = os.urandom(3 << 20)
+    [verdict] = await store.append([begin])
+    assert verdict.outcome is Outcome.APPENDED
+    assert (await store.entries(pen.key))[0].frame == begin.entries[0].frame
+    assert await store.purge([pen.key], [begin.entries[0].append_id]) == [1]
+    await store.close()
+
+
 async def test_errors_keep_their_type_and_fields(door):
     """An error that the store behind the server raises arrives with its type, message and fields."""
     url, texts, _ = door
@@ -332,42 +422,53 @@ async def test_with_a_key_the_server_sees_no_plain_text(door, monkeypatch):
     await direct.close()
 
 
-def test_commands_work_with_a_server(door):
+def test_commands_work_with_a_server(tmp_path):
     """Commands take the URL of a server as their store, with the token from the environment."""
-    url, texts, path = door
-    env = {**os.environ, "SAVESLOT_TOKEN": texts["all"], "SAVESLOT_URL": url, "SAVESLOT_NAMESPACE": "cli"}
+    path = tmp_path / "s.db"
+    text = asyncio.run(_created(str(path)))
+    with Serving() as serving:
+        url = serving.serve(lambda: SqliteStore.open(str(path)))
+        env = {**os.environ, "SAVESLOT_TOKEN": text, "SAVESLOT_URL": url, "SAVESLOT_NAMESPACE": "cli"}
 
-    def run(*argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "saveslot", *argv]
-        return subprocess.run(command, capture_output=True, text=True, input=stdin, env=env, timeout=120, check=False)
+        def run(*argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-m", "saveslot", *argv]
+            return subprocess.run(
+                command, capture_output=True, text=True, input=stdin, env=env, timeout=120, check=False
+            )
 
-    session_id = run("create", "tutor", "--id", "lesson-1").stdout.strip()
-    assert session_id == "lesson-1"
-    for argv in (
-        ["ls"],
-        ["show", "lesson-1"],
-        ["log", "lesson-1"],
-        ["stats"],
-        ["pause", "lesson-1"],
-        ["audit", "lesson-1", "--verify"],
-        ["export", "lesson-1"],
-        ["gc"],
-        ["doctor"],
-        ["workers"],
-        ["key", "list"],
-        ["copy", url, str(path) + ".copy.db"],
-    ):
-        done = run(*argv)
-        assert done.returncode == 0, (argv, done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr
-    assert run("ls", "--store", url + "0").returncode != 0
-    refused = run("migrate")
-    assert refused.returncode == 2
-    assert "no tables" in refused.stderr
-    refused = run("token", "ls")
-    assert refused.returncode == 2
-    assert "/v1/tokens" in refused.stderr
-    env["SAVESLOT_TOKEN"] = "saveslot_wrong"  # noqa: S105
-    assert run("ls").returncode == 4
-    env["SAVESLOT_URL"] = "http://127.0.0.1:9"
-    assert run("ls").returncode == 6
+        session_id = run("create", "tutor", "--id", "lesson-1").stdout.strip()
+        assert session_id == "lesson-1"
+        for argv in (
+            ["ls"],
+            ["show", "lesson-1"],
+            ["log", "lesson-1"],
+            ["stats"],
+            ["pause", "lesson-1"],
+            ["audit", "lesson-1", "--verify"],
+            ["export", "lesson-1"],
+            ["gc"],
+            ["doctor"],
+            ["workers"],
+            ["key", "list"],
+            ["copy", url, str(path) + ".copy.db"],
+        ):
+            done = run(*argv)
+            assert done.returncode == 0, (argv, done.stdout, done.stderr)
+            assert "Traceback" not in done.stderr
+        assert run("ls", "--store", url + "0").returncode != 0
+        refused = run("migrate")
+        assert refused.returncode == 2
+        assert "no tables" in refused.stderr
+        refused = run("token", "ls")
+        assert refused.returncode == 2
+        assert "/v1/tokens" in refused.stderr
+        env["SAVESLOT_TOKEN"] = "saveslot_wrong"  # noqa: S105
+        assert run("ls").returncode == 4
+        env["SAVESLOT_URL"] = "http://127.0.0.1:9"
+        assert run("ls").returncode == 6
+
+
+async def _created(path: str) -> str:
+    """A token for all."""
+    async with saveslot.open(path) as sessions:
+        return await tokens.create(tokens.registry(sessions), "all", "admin")

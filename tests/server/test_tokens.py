@@ -312,7 +312,7 @@ def _sent(served, headers: list[tuple[str, str]]) -> int:
 
 
 def test_totals_of_the_store_are_for_tokens_of_all_namespaces(guarded):
-    """A token of one namespace sees neither entries nor bytes of the whole store; one of all sees both."""
+    """A token of one namespace sees neither entries, bytes and tiers of the whole store nor what the server holds."""
     served, tokens = guarded
     created = {"agent_type": "tutor", "data": {"n": list(range(100))}}
     write = {"authorization": f"Bearer {tokens['write', None]}"}
@@ -323,6 +323,7 @@ def test_totals_of_the_store_are_for_tokens_of_all_namespaces(guarded):
             answer = served.request("GET", f"/v1/{path}?ns=school-7", **bearer).json
             totals = [answer[name] for name in ("entries", "stored_bytes")]
             assert all(totals) if where is None else totals == [0, 0]
+            assert where is None or (not answer.get("worker") and not answer.get("tiers"))
 
 
 def test_too_many_requests(tmp_path, cli):
@@ -357,3 +358,16 @@ def test_other_machines_need_tokens(tmp_path, cli):
         served.url = served.url.replace("0.0.0.0", "127.0.0.1")  # noqa: S104
         assert status(served, "GET", "/v1/me") == 401
         assert status(served, "GET", "/v1/me", text, Host="saveslot.example") == 200
+
+
+def test_metrics_of_a_token_of_some_namespaces_are_of_their_sessions(guarded):
+    """It sees neither other namespaces nor what the server and its store do for all; a token for all sees both."""
+    served, tokens = guarded
+    for space in ("school-7", "school-8"):
+        bearer = {"authorization": f"Bearer {tokens['write', None]}"}
+        assert served.request("POST", f"/v1/sessions?ns={space}", {"agent_type": "tutor"}, **bearer).status == 201
+    for where in ("school-7", None):
+        text = served.request("GET", "/metrics", authorization=f"Bearer {tokens['read', where]}").body.decode()
+        assert 'namespace="school-7"' in text
+        for foreign in ('namespace="school-8"', "saveslot_http_requests_total", "saveslot_store_written_bytes_total"):
+            assert (foreign in text) == (where is None), foreign

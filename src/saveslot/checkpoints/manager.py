@@ -416,7 +416,7 @@ class _Stored(_Log):
             await self._look(store)
         if self._open is None:
             if self._head is None:
-                return Draft(fresh_key(), beginning(), codec.MAX_STATE)
+                return Draft(fresh_key(), beginning(), codec.MAX_STATE, store.traits.stamp)
             key, at = self._head.row.key, Point.of(self._head)
             self._open = _HistoryLog(store, self.session_id, key, at, codec.MAX_STATE)
         await self._open.load_data()

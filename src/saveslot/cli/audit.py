@@ -60,11 +60,12 @@ def _listed(trail: Audit) -> Iterator[Part]:
         Column("NAME", name=True),
         Column("HELD BY", name=True),
     ]
-    yield Table(
-        columns,
-        [
-            [str(line.seq), f"{line.timestamp:%Y-%m-%d %H:%M:%S}", line.kind, line.name, line.held_by]
-            for line in trail.lines
-        ],
-    )
+    rows = [
+        [str(line.seq), f"{line.timestamp:%Y-%m-%d %H:%M:%S}", line.kind, line.name, line.held_by]
+        for line in trail.lines
+    ]
+    if any(line.token for line in trail.lines):
+        columns.append(Column("TOKEN", name=True))
+        rows = [[*row, line.token] for row, line in zip(rows, trail.lines, strict=True)]
+    yield Table(columns, rows)
     yield f"{trail.session_id} is {trail.state}; newest link {trail.head or '(none)'}"

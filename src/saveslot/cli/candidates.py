@@ -57,17 +57,7 @@ def agents(context: CompletionContext) -> Found:
 
 
 def namespaces(context: CompletionContext) -> Found:
-    from saveslot.cli.common import Common
-    from saveslot.stores.findings import checkup
-    from saveslot.values.checks import RESERVED
-
-    async def listed() -> Found:
-        url = Common(_option(context, "--store")).url
-        store = checkup(url) if _there(url) else None
-        names = [] if store is None else await store.namespaces(url, MOST)
-        return dict.fromkeys((name for name in names if name != RESERVED), "")
-
-    return _in_time(listed)
+    return _asked(context, _namespaces, within=False)
 
 
 async def _ids(sessions: SessionManager, prefix: str) -> Found:
@@ -92,6 +82,10 @@ async def _workers(sessions: SessionManager) -> Found:
     return {one.worker: "alive" if one.alive else "dead" for one in (await holders(sessions))[:MOST]}
 
 
+async def _namespaces(sessions: SessionManager) -> Found:
+    return dict.fromkeys(await sessions.namespaces(limit=MOST), "")
+
+
 async def _agents(sessions: SessionManager) -> Found:
     counts = (await sessions.stats())["by_agent_type"]
     return {name: str(count) for name, count in list(counts.items())[:MOST]}
@@ -110,12 +104,15 @@ def _option(context: CompletionContext, name: str) -> str | None:
     return None if given is None else given.raw
 
 
-def _asked(context: CompletionContext, ask: Callable[[SessionManager], Awaitable[Found]]) -> Found:
+def _asked(
+    context: CompletionContext, ask: Callable[[SessionManager], Awaitable[Found]], *, within: bool = True
+) -> Found:
+    """Ask the store that the words before name, `within` the namespace that they name."""
     from saveslot.cli.common import Common
     from saveslot.opening import open as open_sessions
 
     async def asked() -> Found:
-        common = Common(_option(context, "--store"), _option(context, "--namespace"))
+        common = Common(_option(context, "--store"), _option(context, "--namespace") if within else None)
         if not _there(common.url):
             return {}
         async with open_sessions(common.url, namespace=common.settings["namespace"].value) as sessions:

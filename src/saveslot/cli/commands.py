@@ -201,6 +201,20 @@ COMMANDS: dict[str, dict[str, Command]] = {
                 "token revoke grader",
             ),
         ),
+        "namespace": Command(
+            "namespaces",
+            "List the namespaces, or erase the content of all sessions of one, for good (default: dry run).",
+            ("namespace ls", "namespace rm school-7", "namespace rm school-7 --apply"),
+        ),
+        "quota": Command(
+            "quota",
+            "Limit what a namespace may hold and write through servers: sessions, bytes, checkpoints a minute.",
+            (
+                "quota set school-7 --sessions 1000 --bytes 10GB --checkpoints-per-minute 600",
+                "quota ls",
+                "quota rm school-7",
+            ),
+        ),
         "keeper": Command(
             "keeper",
             "Background maintenance: restart orphaned sessions, fail stale ones, apply retention.",

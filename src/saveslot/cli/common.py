@@ -99,3 +99,29 @@ class Common:
 
 
 COMMON = Common()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Place:
+    """The same without --namespace, for commands where it would mean something else."""
+
+    store: Annotated[
+        str | None,
+        Parameter(
+            group=EVERYWHERE,
+            metavar="URL",
+            help="Store: a file or a URL (default: SAVESLOT_URL, saveslot.toml, or a file in the user's data).",
+        ),
+    ] = None
+    json: Annotated[bool, Parameter(group=EVERYWHERE, negative="", show_default=False, help="Print JSON.")] = False
+    no_pager: Annotated[
+        bool, Parameter(group=EVERYWHERE, negative="", show_default=False, help="Never open a pager.")
+    ] = False
+
+    @property
+    def common(self) -> Common:
+        return Common(self.store, None, self.json, self.no_pager)
+
+
+HERE = Place()

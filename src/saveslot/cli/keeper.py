@@ -37,8 +37,7 @@ from saveslot.manager import SessionManager
 from saveslot.manager.claims import startable
 from saveslot.manager.keeper import TIDY
 from saveslot.session.model import Owner
-from saveslot.stores.findings import checkup
-from saveslot.values.checks import RESERVED, Data
+from saveslot.values.checks import Data
 from saveslot.values.lifecycle import SessionState
 from saveslot.values.words import many, size, span
 
@@ -116,7 +115,7 @@ async def keeper(
 
             async def begin() -> None:
                 """Keep the namespaces that are not kept yet."""
-                names = await _namespaces(common.url) if all_namespaces else []
+                names = await sessions.namespaces(limit=NAMESPACES) if all_namespaces else []
                 for name in {sessions.namespace, *names} - watchmen.keys():
                     one = sessions.of(name)
                     await one.keeper.start(
@@ -133,12 +132,6 @@ async def keeper(
                     commands.end()
 
     await until_terminated(keep())
-
-
-async def _namespaces(url: str) -> list[str]:
-    store = checkup(url)
-    names = [] if store is None else await store.namespaces(url, NAMESPACES)
-    return [name for name in names if name != RESERVED]
 
 
 async def _go_on(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from saveslot.cli.common import EVERYWHERE, Common
+from saveslot.cli.common import HERE, Place
 from saveslot.cli.exits import Misuse
 from saveslot.cli.options import Duration
 from saveslot.cli.screen import Column, Part, Screen, Table, line, note
@@ -30,40 +29,15 @@ Action = Annotated[
 ]
 
 
-@Parameter(name="*")
-@dataclass(frozen=True)
-class Place:
-    """The options of every command but --namespace, which has another meaning here."""
-
-    store: Annotated[
-        str | None,
-        Parameter(
-            group=EVERYWHERE,
-            metavar="URL",
-            help="Store: a file or a URL (default: SAVESLOT_URL, saveslot.toml, or a file in the user's data).",
-        ),
-    ] = None
-    json: Annotated[bool, Parameter(group=EVERYWHERE, negative="", show_default=False, help="Print JSON.")] = False
-    no_pager: Annotated[
-        bool, Parameter(group=EVERYWHERE, negative="", show_default=False, help="Never open a pager.")
-    ] = False
-
-    @property
-    def common(self) -> Common:
-        return Common(self.store, None, self.json, self.no_pager)
-
-    @asynccontextmanager
-    async def tokens(self, *, create: bool = False) -> AsyncGenerator[SessionManager]:
-        if self.common.url.startswith("http"):
-            hint = "name the store that the server serves, or use the server's page or POST /v1/tokens"
-            raise InvalidInput(
-                "--store", f"tokens are made in the store itself, not through {self.common.place}; {hint}"
-            )
-        async with self.common.sessions(create=create) as sessions:
-            yield tokens.registry(sessions)
-
-
-HERE = Place()
+@asynccontextmanager
+async def registry_at(place: Place, *, create: bool = False) -> AsyncGenerator[SessionManager]:
+    """Open the store's tokens and quotas."""
+    if place.common.url.startswith("http"):
+        hint = "name the store that the server serves, or use the server's page, /v1/tokens or /v1/quotas"
+        reason = f"tokens and quotas are set in the store itself, not through {place.common.place}; {hint}"
+        raise InvalidInput("--store", reason)
+    async with place.common.sessions(create=create) as sessions:
+        yield tokens.registry(sessions)
 
 
 async def token(
@@ -89,7 +63,7 @@ async def token(
     if action == "ls":
         if name is not None:
             raise Misuse("token ls: takes no name")
-        async with place.tokens() as registry:
+        async with registry_at(place) as registry:
             listed = await tokens.tokens_of(registry)
         screen = place.common.screen
         screen.answer([token.to_dict() for token in listed], _rows(listed, screen))
@@ -100,14 +74,14 @@ async def token(
         if scope is None:
             raise Misuse("token create: choose --scope read, write or admin")
         until = None if expires is None else datetime.now(UTC) + expires
-        async with place.tokens(create=True) as registry:
+        async with registry_at(place, create=True) as registry:
             text = await tokens.create(registry, name, scope, namespace, until)
             only = len(await tokens.tokens_of(registry)) == 1
         _answer(place, name, text)
         if only:
             note("this is the store's first token: from now on its servers refuse callers without one")
         return
-    async with place.tokens() as registry:
+    async with registry_at(place) as registry:
         if action == "rotate":
             _answer(place, name, await tokens.rotate(registry, name))
         else:

@@ -187,6 +187,7 @@ class SessionManager(Space):
     pins = thin.pins
     thin = thin.thin
     gc = gc.gc
+    erase_all = erase.erase_all
     erase = erase.erase
     rotate_keys = rotate.rotate_keys
     key_ids = rotate.key_ids
@@ -196,3 +197,4 @@ class SessionManager(Space):
     import_session = writing.import_session
     audit = audit.audit
     analytics = analytics.analytics
+    namespaces = reading.namespaces

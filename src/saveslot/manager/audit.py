@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 
 import msgspec
 
@@ -14,6 +15,7 @@ from saveslot.session.links import split
 from saveslot.session.timeline import note_of
 from saveslot.session.verify import Damage, broken_links
 from saveslot.values.checks import Data
+from saveslot.values.ids import STAMP
 from saveslot.values.kinds import TAKING_KINDS, Kind
 from saveslot.values.log import Entry, Row, Wanted, moment
 
@@ -28,6 +30,7 @@ class AuditLine(msgspec.Struct, frozen=True):
     held_by: str  # a worker, or empty
     fence: int
     link: str  # vouches for this entry and all before it
+    token: str = ""  # what a server let it in by; empty if it was written in the store itself, or brought by an import
 
     def to_dict(self) -> Data:
         return {**msgspec.structs.asdict(self), "timestamp": self.timestamp.isoformat()}
@@ -69,11 +72,16 @@ async def audit(sessions: Space, id: str, *, link: str | None = None) -> Audit:
     if not rows:
         raise _nothing(id, sessions.namespace)
     entries = await sessions.engine.vault.stored.stored.entries(rows[0].key, Wanted(frames=False))
-    return trail(rows[0], entries, link)
+    tokens = await sessions.engine.vault.token_names({entry.append_id[-STAMP:] for entry in entries})
+    return trail(rows[0], entries, link, tokens)
 
 
-def trail(row: Row, entries: Sequence[Entry], link: str | None = None) -> Audit:
-    """Build the trail from all entries of a log, as stored. `link`, if passed, must be one of theirs."""
+def trail(
+    row: Row, entries: Sequence[Entry], link: str | None = None, tokens: Mapping[bytes, str] = MappingProxyType({})
+) -> Audit:
+    """Build the trail from all entries of a log, as stored. `link`, if passed, must be one of theirs; `tokens`: names
+    by stamp.
+    """
     holders: dict[int, str] = {}  # by fence: each hold has its own, and links cover it
     lines: list[AuditLine] = []
     for entry in entries:
@@ -82,7 +90,8 @@ def trail(row: Row, entries: Sequence[Entry], link: str | None = None) -> Audit:
             holders[entry.fence] = _worker(entry)
         holder = holders.get(entry.fence, "") if entry.lease is not None or kind in TAKING_KINDS else ""
         own = split(entry.digest)[1].hex()
-        lines.append(AuditLine(entry.seq, kind.label, entry.name, moment(entry.at), holder, entry.fence, own))
+        token = tokens.get(entry.append_id[-STAMP:], "")
+        lines.append(AuditLine(entry.seq, kind.label, entry.name, moment(entry.at), holder, entry.fence, own, token))
     wrong = next(broken_links(row.key, entries), None)
     if wrong is None and link is not None and link not in {line.link for line in lines}:
         wrong = Damage(

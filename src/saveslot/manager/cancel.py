@@ -41,10 +41,10 @@ async def cancel(
         if head.row.locked is not None:
             raise head.row.locked
         if head.row.lease is None or head.row.owner == NO_WORKER:
-            draft = attempts.cancellation(head, reason)
+            draft = attempts.cancellation(sessions.engine.vault, head, reason)
         elif not head.row.left and silent != head.last.append_id:
             silent = head.last.append_id
-            draft = attempts.cancellation(head, reason)
+            draft = attempts.cancellation(sessions.engine.vault, head, reason)
             draft.group.only_orphan = FOREVER  # only if its owner has been declared dead, or left
         else:
             draft = log.draft()
@@ -79,7 +79,7 @@ async def release(sessions: Space, id: AgentSession | str, reason: str = "") -> 
             return None
         past = await attempts.read(sessions.engine.vault, head)
         if past.cancelled is not None:
-            return attempts.cancellation(head, past.cancelled)
+            return attempts.cancellation(sessions.engine.vault, head, past.cancelled)
         draft = log.draft()
         draft.dismiss(reason)
         return draft

@@ -203,9 +203,9 @@ async def due(sessions: Space, heads: Sequence[Head], most: Limit = ...) -> list
     for head, past in zip(heads, pasts, strict=True):
         limit = attempts.limit(head, most, engine.max_attempts)
         if past.cancelled is not None:
-            ending.append(attempts.cancellation(head, past.cancelled))
+            ending.append(attempts.cancellation(sessions.engine.vault, head, past.cancelled))
         elif limit is not None and past.failed >= limit:
-            ending.append(attempts.exhaustion(head, past))
+            ending.append(attempts.exhaustion(sessions.engine.vault, head, past))
         elif past.due(head.row.now, engine.backoff):
             ready.append((head, past.failed))
     await _end(sessions, ending)
@@ -330,7 +330,7 @@ async def taken(sessions: Space, session_id: str, register: Register | None = No
             raise await sessions.lookup.held(head)
         past = attempts.NONE if free else await attempts.read(engine.vault, head)
         if past.cancelled is not None:
-            await _end(sessions, [attempts.cancellation(head, past.cancelled)])
+            await _end(sessions, [attempts.cancellation(sessions.engine.vault, head, past.cancelled)])
             candidates: list[Candidate] = []
         else:
             candidates = [(head, log, past.failed - stray)]  # a stray's was no attempt

@@ -20,7 +20,7 @@ from saveslot.session.requests import request
 from saveslot.session.retries import CALL, once_in
 from saveslot.session.timeline import Timeline, visible
 from saveslot.values.checks import Data, as_name
-from saveslot.values.ids import fresh_append_id, fresh_key
+from saveslot.values.ids import fresh_append_id, fresh_key, stamped, stamping
 from saveslot.values.kinds import ABOUT_KINDS, DATA_KINDS, Kind
 from saveslot.values.lifecycle import SessionState, led_to
 from saveslot.values.log import Entry, Head, Outcome, Row, Wanted
@@ -74,8 +74,11 @@ async def _drafted(sessions: Space, id: str, target: str, upto: str | int | None
     await _check_frames(sessions, head, entries, thinned)
     row = Row(fresh_key(), sessions.namespace, target, source.agent_type, source.user_id, head.row.state)
     row.created_at, row.heartbeat = head.row.created_at, max(head.row.heartbeat, head.last.alive)
-    draft = Draft(row.key, beginning(), sessions.engine.limit)
-    draft.group.entries = [replace(entry, append_id=fresh_append_id(), lease=None, sign=False) for entry in entries]
+    stamp = sessions.engine.vault.traits.stamp or stamping.get()
+    draft = Draft(row.key, beginning(), sessions.engine.limit, stamp)
+    draft.group.entries = [
+        replace(entry, append_id=stamped(fresh_append_id(), stamp), lease=None, sign=False) for entry in entries
+    ]
     end = draft.group.entries[-1]
     about = about_of(head.row, head.last)[0] if upto is None else _about(entries, id)
     for entry in draft.group.entries:

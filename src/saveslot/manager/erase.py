@@ -21,9 +21,10 @@ from saveslot.session.draft import ABOUT, Draft, Point
 from saveslot.session.engine import Space
 from saveslot.session.refusals import refusal, unknown
 from saveslot.session.vault import Vault
+from saveslot.values.answers import Answer
 from saveslot.values.checks import Data, as_name
 from saveslot.values.kinds import TAKING_KINDS, Kind
-from saveslot.values.log import Entry, Outcome, Query, Row, Wanted
+from saveslot.values.log import EVER_DELETED, Entry, Outcome, Query, Row, Wanted
 
 # Entries emptied per transaction.
 BATCH = 500
@@ -68,6 +69,48 @@ async def erase(
     if not dry_run:
         await vault.scrub(rewrite=rewrite)
     return {"sessions": sorted({row.session_id for row in rows}), "entries": entries}
+
+
+class Removal(Answer, frozen=True):
+    """What is in a namespace, deleted sessions too, or was until it was erased."""
+
+    namespace: str
+    sessions: int
+    deleted: int  # sessions that were deleted before, and not yet purged
+    entries: int
+    bytes: int  # of frames, notes and bodies, and of what stays: names and recipes of entries
+
+
+async def erase_all(sessions: Space, *, dry_run: bool = False, rewrite: bool = False) -> Removal:
+    """Destroy the content of all sessions of this namespace, deleted ones too, as `erase` does it.
+
+    Sessions that are created meanwhile may stay: revoke the tokens of the namespace first. Returns what was in it.
+    """
+    vault, namespace = sessions.engine.vault, sessions.namespace
+    removal = await contents(vault, namespace)
+    if dry_run or not removal.sessions + removal.deleted:
+        return removal
+    await able(vault)
+    async for row in every(vault, Query(namespace=namespace)):
+        if not row.body:  # erased before: of what was just erased, `every` yields the deleted session, too
+            continue
+        await _erase(vault, row)
+        sessions.engine.cache.drop((namespace, row.session_id))
+    await vault.scrub(rewrite=rewrite)
+    return removal
+
+
+async def contents(store: Vault, namespace: str) -> Removal:
+    """Count what is in a namespace."""
+    queries = (Query(namespace=namespace), Query(namespace=namespace, deleted_for=EVER_DELETED))
+    living, deleted = [await store.count(query, totals="matching") for query in queries]
+    return Removal(
+        namespace,
+        sum(living.states.values()),
+        sum(deleted.states.values()),
+        living.entries + deleted.entries,
+        living.stored_bytes + deleted.stored_bytes,
+    )
 
 
 async def of_session(store: Vault, namespace: str, session_id: str) -> list[Row]:
@@ -161,7 +204,7 @@ def _holding(entries: Iterable[Entry]) -> int:
 async def _buried(store: Vault, key: bytes) -> None:
     """Append the tombstone, retrying after other callers' writes."""
     while (head := (await store.stored.heads([key]))[0]) is not None:
-        draft = Draft(key, Point.of(head), codec.MAX_STATE)
+        draft = Draft(key, Point.of(head), codec.MAX_STATE, store.traits.stamp)
         draft.lifecycle(Kind.TOMBSTONE, "session_erased", {})
         draft.group.delete, draft.group.body, draft.group.labels = True, NOTHING, {}
         [verdict] = await store.stored.append([draft.group])

@@ -19,6 +19,7 @@ from saveslot.session.timeline import Timeline, visible
 from saveslot.stores.around.cached import MAX_AGE, Level
 from saveslot.values import refs
 from saveslot.values.checks import (
+    RESERVED,
     Data,
     Span,
     as_count,
@@ -58,6 +59,12 @@ class Page(list[AgentSession]):
         """Return `items`, each as its `to_dict`, and `next`; damaged sessions with their readable fields."""
         items = [item.readable() if isinstance(item, DamagedSession) else item.to_dict() for item in self]
         return {"items": items, "next": self.next}
+
+
+async def namespaces(sessions: Space, *, after: str = "", limit: int = PAGE) -> list[str]:
+    """Return the namespaces that have sessions, up to `limit` after `after`, in an order of the store's own."""
+    names = await sessions.engine.vault.namespaces(as_text(after, "after"), as_count(limit, "limit", 1) + 1)
+    return [name for name in names if name != RESERVED][:limit]
 
 
 @with_a_fresh_head
@@ -195,7 +202,8 @@ async def count(
     """Count the sessions that `find` would return."""
     wanted = query(sessions, agent_type, user_id, state, labels, created_after, created_before, text, prefix, orphaned)
     wanted.entry = as_labels(entry, "entry")
-    return sum((await sessions.engine.answers.at(level, max_age).count(wanted)).states.values())
+    counts = await sessions.engine.answers.at(level, max_age).count(wanted, totals="none")
+    return sum(counts.states.values())
 
 
 @with_a_fresh_head

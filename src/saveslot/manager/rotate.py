@@ -20,11 +20,9 @@ from saveslot.session.vault import Vault
 from saveslot.stores import Store
 from saveslot.values.checks import Data
 from saveslot.values.kinds import Kind
-from saveslot.values.log import MAX_SEQ, Entry, Labels, Query, Row, Wanted, order
+from saveslot.values.log import EVER_DELETED, MAX_SEQ, Entry, Labels, Query, Row, Wanted, order
 
 BATCH = 500
-# `deleted_for` that finds every deleted session, even if the clock was set back since.
-EVER = -(1 << 50)
 # Labelled entries whose labels are read and written at once.
 LABELLED = 1000
 # Maximum passes over bodies that change while they are rewrapped.
@@ -113,7 +111,7 @@ async def key_ids(sessions: Space) -> dict[str, int]:
 
 async def every(store: Store, query: Query) -> AsyncIterator[Row]:
     """Yield all rows that a query finds, then those of deleted sessions: one deleted meanwhile is yielded twice."""
-    for part in (query, replace(query, deleted_for=EVER)):
+    for part in (query, replace(query, deleted_for=EVER_DELETED)):
         column, after = order(part)[0], None
         while rows := await store.find(part, after, BATCH):
             after = (getattr(rows[-1], column), rows[-1].key)

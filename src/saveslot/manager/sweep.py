@@ -55,7 +55,7 @@ async def _stale(sessions: Space, query: Query, after: Place | None) -> tuple[li
     for head in await vault.heads([row.key for row in rows]) if rows else ():
         if head is None or head.row.state != SessionState.ACTIVE or head.row.locked is not None:
             continue
-        draft = failure(head, "heartbeat_timeout", "heartbeat_timeout", {})
+        draft = failure(vault, head, "heartbeat_timeout", "heartbeat_timeout", {})
         draft.group.only_stale = query.stale_for or 0
         drafts.append((head.row.session_id, draft))
     return drafts, (rows[-1].heartbeat, rows[-1].key) if rows else None

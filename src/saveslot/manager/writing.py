@@ -184,7 +184,7 @@ async def create_paused(
 
 def _born(sessions: Space, session: AgentSession) -> Draft:
     """Draft the first entry of a new session."""
-    draft = Draft(fresh_key(), beginning(), sessions.engine.limit)
+    draft = Draft(fresh_key(), beginning(), sessions.engine.limit, sessions.engine.vault.traits.stamp)
     entry = draft.about(_about(session), kind=Kind.CREATED, name="session_created")
     entry.note = codec.note({"agent_type": session.agent_type, "user_id": session.user_id}, "session")
     entry.sign = True
@@ -353,6 +353,7 @@ async def staged_draft(log: Log, session: AgentSession, limit: int) -> Draft:
             draft.checkpoint(cp.name, cp.data, cp.metadata, at=at, append_id=item.append_id)
         else:
             draft.lifecycle(item.kind, cp.name, cp.data, at=at, append_id=item.append_id)
+        item.append_id = draft.group.entries[-1].append_id  # stamped
     if draft.group.entries:
         draft.become(state)
         draft.group.heartbeat = log.at.lease is None  # while it is held, only its owner's writes are signs of life
@@ -667,7 +668,7 @@ async def import_session(
     else:
         session, entries = export.parsed(json, keyring)
     session.session_id = session.session_id if session_id is None else as_name(session_id, "session_id")
-    draft = Draft(fresh_key(), beginning(), sessions.engine.limit)
+    draft = Draft(fresh_key(), beginning(), sessions.engine.limit, sessions.engine.vault.traits.stamp)
     for _ in export.fill(draft, session, entries):
         await asyncio.sleep(0)
     row = Row(

@@ -22,6 +22,7 @@ from saveslot.server.routes import Routes, table
 from saveslot.server.seen import Seen
 from saveslot.server.tokens import Tokens
 from saveslot.server.v1 import conditions
+from saveslot.values.ids import stamping
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -86,6 +87,7 @@ class Server:
         request, request_id = call.request, call.request_id
         try:
             admit(call, self.rates)
+            stamping.set(call.caller.stamp)
             call.enter()
             try:
                 async with call.deadline:

@@ -108,6 +108,41 @@ def check_values(text: bytes, most: int = CONTAINERS) -> None:
         raise TooLarge("the request", limit=VALUES, size=commas, unit="values")
 
 
+# Bytes of msgpack that may be of any shape: decoded, they take some 20 MB. Values that a longer request may have: it is
+# 64 MB at most and mostly frames; decoded, a value takes up to 250 bytes.
+SMALL, TOKENS = 1 << 20, 500_000
+# Of the first byte of a value in msgpack: how many bytes say its length, and how many bytes it has besides.
+_LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+_SIZES = {
+    **dict.fromkeys((0xCC, 0xD0), 2),
+    **dict.fromkeys((0xCD, 0xD1, 0xDC, 0xDE, 0xD4), 3),
+    **dict.fromkeys((0xCA, 0xCE, 0xD2, 0xDD, 0xDF), 5),
+    **dict.fromkeys((0xCB, 0xCF, 0xD3), 9),
+    0xD5: 4,
+    0xD6: 6,
+    0xD7: 10,
+    0xD8: 18,
+    **{0xA0 + length: 1 + length for length in range(32)},
+}
+_HEADS = [_SIZES.get(kind, 2 if kind in {0xC7, 0xC8, 0xC9} else 1) for kind in range(256)]
+_LENGTH = [_LENGTHS.get(kind, 0) for kind in range(256)]
+
+
+def check_tokens(body: bytes) -> None:
+    """Raise `TooLarge` for msgpack with so many values that it would take much more memory than its bytes."""
+    if len(body) <= SMALL:
+        return
+    at, count, size = 0, 0, len(body)
+    while at < size:
+        kind = body[at]
+        count += 1
+        if count > TOKENS:
+            raise TooLarge("the request", limit=TOKENS, size=count, unit="values")
+        if length := _LENGTH[kind]:
+            at += int.from_bytes(body[at + 1 : at + 1 + length], "big") + length
+        at += _HEADS[kind]
+
+
 def decompressed(body: bytes, encoding: str, largest: int) -> bytes:
     """Return the body without its `Content-Encoding`; `TooLarge` before more than `largest` bytes are in memory."""
     largest = min(largest, max(FREE, RATIO * len(body)))

@@ -22,9 +22,7 @@ from saveslot.server.feeds import listeners
 from saveslot.server.load import Room
 from saveslot.server.routes import Route
 from saveslot.server.seen import BOUNDS, Seen
-from saveslot.stores.findings import checkup
 from saveslot.stores.wire.metrics import Spread
-from saveslot.values.checks import RESERVED
 from saveslot.values.log import Query
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -48,6 +46,13 @@ class Family(msgspec.Struct):
 
 
 async def metrics(call: Call) -> Response:
+    families = await _served(call) if call.caller.namespaces is None else []  # the rest tells what all do
+    families += await _sessions(call)
+    return Response("".join(map(_text, families)), media_type=TEXT)
+
+
+async def _served(call: Call) -> list[Family]:
+    """What the processes of this server counted, of all namespaces."""
     families = await own(call.manager, call.room, call.seen)
     if (siblings := call.seen.siblings) is not None:
         known = {family.name: family for family in families}
@@ -57,8 +62,7 @@ async def metrics(call: Call) -> Response:
             _mark(theirs, number)
             for family in theirs:
                 known[family.name].samples += family.samples
-    families += await _sessions(call)
-    return Response("".join(map(_text, families)), media_type=TEXT)
+    return families
 
 
 async def own(manager: SessionManager, room: Room, seen: Seen) -> list[Family]:
@@ -134,7 +138,7 @@ async def _sessions(call: Call) -> list[Family]:
         async with asyncio.timeout(PATIENCE):
             names = await _namespaces(call)
             answers = call.manager.engine.answers.at("cached", OLD)
-            known = await asyncio.gather(*(answers.count(Query(namespace=name)) for name in names))
+            known = await asyncio.gather(*(answers.count(Query(namespace=name), totals="none") for name in names))
     except (TimeoutError, SaveslotError):  # `/readyz` says so
         return []
     counts = dict(zip(names, known, strict=True))
@@ -156,15 +160,9 @@ async def _namespaces(call: Call) -> list[str]:
     allowed = call.caller.namespaces
     if allowed is not None:
         return sorted(allowed)[:NAMESPACES]
-    store = checkup(call.url)
-    if store is None:
-        return ["default"]
-
-    async def ask() -> list[str]:
-        return await store.namespaces(call.url, NAMESPACES + 1)
-
-    names = await call.manager.engine.answers.answer("namespaces", OLD, ask)
-    return [name for name in names if name != RESERVED][:NAMESPACES]
+    return await call.manager.engine.answers.answer(
+        "namespaces", OLD, lambda: call.manager.namespaces(limit=NAMESPACES)
+    )
 
 
 def _family(name: str, kind: str, what: str, samples: Iterable[tuple[dict[str, str], float]]) -> Family:
@@ -219,5 +217,13 @@ def _escaped(value: str) -> str:
 
 
 ROUTES = [
-    Route("GET", "/metrics", "read", metrics, "Counts and times, for Prometheus.", namespaced=False, always=True),
+    Route(
+        "GET",
+        "/metrics",
+        "read",
+        metrics,
+        "Counts and times, for Prometheus.",
+        namespaced=False,
+        always=True,
+    ),
 ]

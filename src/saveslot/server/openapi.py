@@ -39,7 +39,7 @@ MEANING = {
     415: "The content type is not JSON.",
     422: "A value is not valid; `path` names it.",
     428: "If-Match is required.",
-    429: "Too many requests; Retry-After says when to try again.",
+    429: "Too many requests, or the namespace is at a limit of its quota; Retry-After says when to try again.",
     500: "Stored bytes are damaged; `where` names them.",
     503: "The store or the server is busy or out of reach; Retry-After says when to try again.",
 }
@@ -75,6 +75,10 @@ class Problem(Struct):
     until: str | UnsetType = UNSET
     limit: int | UnsetType = UNSET
     size: int | UnsetType = UNSET
+    namespace: Annotated[str, Meta(description="quota_exceeded: the namespace at its limit.")] | UnsetType = UNSET
+    quota: Annotated[str, Meta(description="quota_exceeded: which of its limits.")] | UnsetType = UNSET
+    used: int | UnsetType = UNSET
+    retry_after: Annotated[int, Meta(description="Seconds; 0: time alone does not help.")] | UnsetType = UNSET
 
 
 def document(routes: Sequence[Route]) -> Data:
@@ -245,6 +249,8 @@ def _codes(route: Route) -> Iterable[str]:
         yield from OF_SESSION
     if route.takes is not None or route.uploads:
         yield from OF_BODY
+    if route.namespaced and route.method != "GET" and route.scope != "open":
+        yield "quota_exceeded"
     yield from route.errors
 
 

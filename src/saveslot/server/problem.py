@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from saveslot.errors import BY_CODE, SaveslotError
+from saveslot.errors import BY_CODE, QuotaExceeded, SaveslotError
 from saveslot.values.advice import reworded
 
 PROBLEM = "application/problem+json"
@@ -40,6 +40,7 @@ STATUS = {
     "history_lost": 409,
     "invalid_input": 422,
     "too_large": 413,
+    "quota_exceeded": 429,
     "unauthorized": 401,
     "forbidden": 403,
     "corrupt": 500,
@@ -96,6 +97,8 @@ def problem(
     extra = dict(headers or {})
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         extra.setdefault("retry-after", RETRY_AFTER)
+    if isinstance(error, QuotaExceeded) and error.retry_after:
+        extra.setdefault("retry-after", str(error.retry_after))
     if status == HTTPStatus.UNAUTHORIZED:
         extra.setdefault("www-authenticate", 'Bearer realm="saveslot"')
     return Response(msgspec.json.encode(fields), status, extra, PROBLEM)

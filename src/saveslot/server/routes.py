@@ -108,7 +108,20 @@ class Routes:
 
 def table() -> list[Route]:
     """Every route of the server. A door adds its module here."""
-    from saveslot.server import docs, health, me, metrics, openapi, page, store_door, token_routes, v1, views
+    from saveslot.server import (
+        docs,
+        health,
+        me,
+        metrics,
+        namespaces,
+        openapi,
+        page,
+        quota_routes,
+        store_door,
+        token_routes,
+        v1,
+        views,
+    )
 
-    doors = (docs, health, me, metrics, openapi, page, store_door, token_routes, v1, views)
+    doors = (docs, health, me, metrics, namespaces, openapi, page, quota_routes, store_door, token_routes, v1, views)
     return [route for door in doors for route in door.ROUTES]

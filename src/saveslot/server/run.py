@@ -19,11 +19,13 @@ from saveslot.opening import located, open as open_sessions
 from saveslot.server.app import Server
 from saveslot.server.feeds import end_streams
 from saveslot.server.guard import LOOPBACK, RATE, Rates
+from saveslot.server.limits import Limited
 from saveslot.server.load import HEADING, UNREAD
 from saveslot.server.metrics import own
 from saveslot.server.seen import log_json
 from saveslot.server.siblings import Siblings
 from saveslot.server.tokens import Tokens
+from saveslot.stores import Store
 
 # Seconds that open requests get to finish after SIGTERM.
 GRACE = 10
@@ -97,6 +99,16 @@ class Options(msgspec.Struct, frozen=True):
         return f"{'http' if self.cert is None else 'https'}://{_quoted(host)}:{port}"
 
 
+class limited(open_sessions):  # noqa: N801  (reads like `open`)
+    """`open` for a server: what is written keeps to the namespaces' quotas."""
+
+    limits: Limited
+
+    def _around(self, store: Store) -> Store:
+        self.limits = Limited(store)
+        return self.limits
+
+
 class Position(NamedTuple):
     """The position of one process of `--workers`."""
 
@@ -111,8 +123,10 @@ async def serve(
     """Serve the store until this process is told to end, or its parent is gone. `ready` is called once it answers."""
     if options.log == "json":
         log_json()
-    async with open_sessions(options.url) as sessions:
-        tokens = Tokens(sessions, required=options.token_required or not is_loopback(options.host))
+    opening = limited(options.url)
+    async with opening as sessions:
+        required = options.token_required or not is_loopback(options.host)
+        tokens = Tokens(sessions, opening.limits, required=required)
         await tokens.start()
         try:
             if not tokens.any and not is_loopback(options.host):

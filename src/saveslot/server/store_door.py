@@ -15,21 +15,22 @@ from typing import Any, TypeVar, cast
 import msgspec
 from starlette.responses import Response
 
-from saveslot.errors import Corrupt, Forbidden, InvalidInput, SaveslotError, Unavailable
+from saveslot.errors import Corrupt, Forbidden, InvalidInput, QuotaExceeded, SaveslotError, TooLarge, Unavailable
 from saveslot.server.call import Call
 from saveslot.server.keys import require
+from saveslot.server.load import apart, check_tokens
+from saveslot.server.namespaces import listed
 from saveslot.server.problem import Problem
 from saveslot.server.routes import Route, Scope
 from saveslot.server.tokens import Caller
 from saveslot.session.timeline import frames_of
-from saveslot.stores.findings import checkup
 from saveslot.stores.http import wire
 from saveslot.stores.wire.loops import stopped
-from saveslot.values.checks import RESERVED
 from saveslot.values.log import (
     ID,
     NO_WORKER,
     Counts,
+    Entry,
     Group,
     Head,
     Outcome,
@@ -80,7 +81,8 @@ async def append(call: Call, request: wire.Append) -> wire.Appended:
     groups = [request.groups[place] for place in landing]
     if request.together:
         checked_together(groups)
-    landed = await call.store.append(groups, together=request.together) if groups else []
+    landed = await _landed(call, groups, together=request.together)
+    refusals |= {place: one for place, one in zip(landing, landed, strict=True) if isinstance(one, QuotaExceeded)}
     refusals |= await _taken(call, landing, groups, landed)
     if request.together and refusals:
         raise next(iter(refusals.values()))
@@ -88,17 +90,31 @@ async def append(call: Call, request: wire.Append) -> wire.Appended:
     for place in missing:
         verdicts[place] = Verdict(Outcome.MISSING)
     for place, verdict in zip(landing, landed, strict=True):
-        verdicts[place] = None if place in refusals else verdict
+        verdicts[place] = None if place in refusals or isinstance(verdict, QuotaExceeded) else verdict
     return wire.Appended(verdicts, {place: error.to_dict() for place, error in refusals.items()})
 
 
+async def _landed(call: Call, groups: Sequence[Group], *, together: bool) -> list[Verdict | QuotaExceeded]:
+    """Append these groups; of several, those that a quota has room for."""
+    if not groups:
+        return []
+    try:
+        return [*await call.store.append(groups, together=together)]
+    except QuotaExceeded as exc:
+        if together:
+            raise
+        if len(groups) == 1:
+            return [exc]
+    return [verdict for group in groups for verdict in await _landed(call, [group], together=False)]
+
+
 async def _taken(
-    call: Call, places: Sequence[int], groups: Sequence[Group], landed: Sequence[Verdict]
+    call: Call, places: Sequence[int], groups: Sequence[Group], landed: Sequence[Verdict | QuotaExceeded]
 ) -> dict[int, SaveslotError]:
     """Remember the sessions that were created; return refusals of those whose key another namespace has, by place."""
     refusals: dict[int, SaveslotError] = {}
     for place, group, verdict in zip(places, groups, landed, strict=True):
-        if group.create is None:
+        if group.create is None or isinstance(verdict, QuotaExceeded):
             continue
         if verdict.outcome is Outcome.APPENDED:
             call.keys.learn([group.create])
@@ -113,6 +129,7 @@ async def _taken(
 def _check(caller: Caller, group: Group) -> None:
     checked(group)
     for entry in group.entries:
+        _require_stamp(caller, entry)
         _require_numbers(entry.seq, entry.at, entry.fence, entry.data_seq, entry.about_seq, entry.base)
         _require_short(entry.name)
     _require_numbers(group.only_stale, group.only_orphan or 0)
@@ -128,6 +145,13 @@ def _require_crew(caller: Caller, worker: bytes | None) -> None:
     """Raise unless a worker is one of this token's: another's heartbeats are neither ended nor imitated."""
     if worker is not None and worker != NO_WORKER and not worker.startswith(caller.crew):
         raise Forbidden(f"the worker is not one of token {caller.name}: its id must begin with what hello answered")
+
+
+def _require_stamp(caller: Caller, entry: Entry) -> None:
+    """Raise unless the entry says which token wrote it. What an admin brings, such as an import, keeps its ids."""
+    if caller.scope != "admin" and not entry.append_id.endswith(caller.stamp):
+        reason = "the ids of entries must end with the stamp that hello answered; imports need scope admin"
+        raise Forbidden(f"token {caller.name} did not stamp entry {entry.seq}: {reason}")
 
 
 def _require_short(*names: str) -> None:
@@ -152,6 +176,8 @@ def _require_small(value: Any) -> None:
 
 
 async def heads(call: Call, request: wire.Heads) -> list[Head | None]:
+    if len(request.refs) > wire.REFS:
+        raise InvalidInput("refs", f"must be at most {wire.REFS:,}")
     keys = [ref for ref in request.refs if isinstance(ref, bytes)]
     for ref in request.refs:
         if not isinstance(ref, bytes):
@@ -177,7 +203,19 @@ async def _add_frames(call: Call, head: Head) -> None:
 async def entries(call: Call, request: wire.Entries) -> list[Any]:
     if request.key not in await call.keys.allowed(call.caller, [request.key]) and call.caller.namespaces is not None:
         return []
-    return await call.store.entries(request.key, request.wanted)
+    wanted, most = request.wanted, wire.PAGE
+    many = sum(max(0, last - first + 1) for first, last in wanted.ranges) > most
+    if many and (wanted.newest is None or wanted.newest > most):
+        wanted = msgspec.structs.replace(wanted, newest=most + 1)
+    capped = wanted.frames and (wanted.room is None or wanted.room > wire.ROOM)
+    if capped:
+        wanted = msgspec.structs.replace(wanted, room=wire.ROOM)
+    entries = await call.store.entries(request.key, wanted)
+    if many and len(entries) > most:
+        raise TooLarge("the answer", limit=most, size=len(entries), unit="entries")
+    if capped and any(map(wire.left_out, entries)):
+        raise TooLarge("the answer", limit=wire.ROOM, size=sum(entry.size for entry in entries))
+    return entries
 
 
 async def find(call: Call, request: wire.Find) -> list[Row]:
@@ -191,10 +229,10 @@ async def find(call: Call, request: wire.Find) -> list[Row]:
 
 async def count(call: Call, request: wire.Count) -> Counts:
     require(call.caller, request.query.namespace)
-    counts = await call.store.count(request.query)
-    if call.caller.namespaces is not None:  # the totals are those of all namespaces
-        counts.entries = counts.stored_bytes = 0
-    return counts
+    totals = request.totals
+    if totals == "store" and call.caller.namespaces is not None:  # they tell what other namespaces hold
+        totals = "none"
+    return await call.store.count(request.query, totals=totals)
 
 
 async def beat(call: Call, request: wire.Beat) -> list[int]:
@@ -269,10 +307,14 @@ async def scrub(call: Call, request: wire.Scrub) -> None:
 
 async def namespaces(call: Call, request: wire.Namespaces) -> list[str]:
     """The namespaces with sessions. Of a token for some of them, those."""
-    store = checkup(call.url)
-    names = [] if store is None else await store.namespaces(call.url, min(request.most, wire.PAGE))
-    allowed = call.caller.namespaces
-    return [name for name in names if name != RESERVED and (allowed is None or name in allowed)]
+    if not 0 < request.limit <= wire.PAGE:
+        raise InvalidInput("limit", f"must be 1 to {wire.PAGE:,}")
+    return await listed(call, request.after, request.limit)
+
+
+async def tokens(call: Call, request: wire.Tokens) -> dict[bytes, str]:
+    """The names of the tokens with these stamps, which a caller knows from entries only."""
+    return await call.store.token_names(request.stamps)
 
 
 async def tend(call: Call) -> Response:
@@ -281,7 +323,7 @@ async def tend(call: Call) -> Response:
 
 
 async def hello(call: Call) -> Response:
-    return _answer(wire.Hello(call.store.traits.serial, call.caller.crew))
+    return _answer(wire.Hello(call.store.traits.serial, call.caller.crew, call.caller.stamp))
 
 
 def _require_keys(keys: Sequence[bytes]) -> None:
@@ -311,6 +353,7 @@ def _route(
         if sent != wire.MSGPACK:
             raise Problem(415, InvalidInput("content-type", f"must be {wire.MSGPACK}, not {sent}"))
         body = await call.body()
+        await apart(len(body), check_tokens, body)
         try:
             request = decoder.decode(body)
         except msgspec.ValidationError as exc:
@@ -356,6 +399,7 @@ ROUTES = [
     _route(wire.Swap, "write", swap, "Replace a session's body."),
     _route(wire.Purge, "write", purge, "Remove deleted sessions.", long=True),
     _route(wire.Namespaces, "read", namespaces, "The namespaces with sessions."),
+    _route(wire.Tokens, "read", tokens, "Which tokens wrote these entries."),
     _route(wire.Scrub, "admin", scrub, "Overwrite what was dropped.", long=True),
     Route(
         "POST",

@@ -30,15 +30,18 @@ from saveslot.errors import (
     Unavailable,
 )
 from saveslot.manager import SessionManager
+from saveslot.server.limits import Limited
+from saveslot.server.quotas import id_of as quota_id, quotas_of
 from saveslot.session.model import AgentSession
 from saveslot.stores.wire.loops import running, stopped
-from saveslot.values.checks import RESERVED, Data, as_name, as_time, now
+from saveslot.values.checks import RESERVED, TOKENS, Data, as_name, as_time, now
+from saveslot.values.ids import stamp_of
+from saveslot.values.log import micros
 
 # What a caller must be allowed to do; each word includes the ones before it. `open` needs no token.
 Scope = Literal["open", "read", "write", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
-AGENT = "token"
 PAGE = 500
 # Seconds that a watch of the tokens waits for news.
 WAIT = 3.0
@@ -60,6 +63,7 @@ class Caller(msgspec.Struct, frozen=True):
     scope: Scope
     namespaces: frozenset[str] | None = None  # None: all
     token: str = ""  # the token's id
+    stamp: bytes = b""  # of the entries that it writes
 
     def to_dict(self) -> Data:
         namespaces = None if self.namespaces is None else sorted(self.namespaces)
@@ -85,6 +89,7 @@ class Token(msgspec.Struct, frozen=True):
     last_used: datetime | None  # to the minute
     id: str
     digest: str
+    stamp: bytes
 
     @property
     def expired(self) -> bool:
@@ -98,10 +103,10 @@ class Token(msgspec.Struct, frozen=True):
     @property
     def caller(self) -> Caller:
         namespaces = None if self.namespaces is None else frozenset(self.namespaces)
-        return Caller(self.name, self.scope, namespaces, self.id)
+        return Caller(self.name, self.scope, namespaces, self.id, self.stamp)
 
     def to_dict(self) -> Data:
-        """Without id and digest; times in ISO format."""
+        """Without id, digest and stamp; times in ISO format."""
         times = {name: getattr(self, name) for name in ("created_at", "expires_at", "last_used")}
         texts = {name: at and at.isoformat() for name, at in times.items()}
         return {"name": self.name, "scope": self.scope, "namespaces": self.namespaces, **texts, "expired": self.expired}
@@ -129,7 +134,7 @@ async def create(
     }
     text, secret = _drawn()
     try:
-        await tokens.create_session(AGENT, session_id=as_name(name, "name"), context={**context, **secret})
+        await tokens.create_session(TOKENS, session_id=as_name(name, "name"), context={**context, **secret})
     except AlreadyExists as exc:
         raise AlreadyExists(f"there is a token {name} already; rotate or revoke it, or choose another name") from exc
     return text
@@ -140,7 +145,7 @@ async def tokens_of(tokens: SessionManager) -> list[Token]:
     known: list[Token] = []
     after: str | None = None
     while True:
-        page = await tokens.find(agent_type=AGENT, limit=PAGE, after=after)
+        page = await tokens.find(agent_type=TOKENS, limit=PAGE, after=after)
         known += [_token(session) for session in page]
         if (after := page.next) is None:
             return known
@@ -174,10 +179,13 @@ async def rotate(tokens: SessionManager, name: str) -> str:
 
 
 class Tokens:
-    """The tokens as one server knows them, kept up to date by a watch of the reserved namespace."""
+    """The tokens as one server knows them, and the quotas that it keeps to, kept up to date by a watch of the reserved
+    namespace.
+    """
 
-    def __init__(self, sessions: SessionManager, *, required: bool) -> None:
+    def __init__(self, sessions: SessionManager, limits: Limited, *, required: bool) -> None:
         self.registry = registry(sessions)
+        self.limits = limits
         self.required = required  # also once there was a token: a server never becomes open again while it runs
         self._by_id: dict[str, Token] = {}
         self._used: set[str] = set()  # names
@@ -226,14 +234,15 @@ class Tokens:
         return None if token is None else token.expires_at
 
     async def reload(self) -> None:
-        """Take in what this server itself has just changed."""
+        """Take in what was changed, by this server or another one."""
         self._take(await tokens_of(self.registry))
+        self.limits.keep(await quotas_of(self.registry))
 
     async def _load(self) -> str:
         """Load all tokens; return the cursor to watch from."""
         since = running().time()
         _, cursor = await self.registry.engine.vault.events(RESERVED, None)
-        self._take(await tokens_of(self.registry))
+        await self.reload()
         self._confirmed = since
         return cursor
 
@@ -255,7 +264,7 @@ class Tokens:
                 since = running().time()
                 events, cursor = await self.registry.engine.vault.events(RESERVED, cursor, wait=WAIT)
                 if events:
-                    self._take(await tokens_of(self.registry))
+                    await self.reload()
                 self._confirmed = running().time() if not events else since
                 if running().time() - recorded > RECORD:
                     recorded = running().time()
@@ -265,8 +274,8 @@ class Tokens:
                 await asyncio.sleep(1)
 
     async def _record(self) -> None:
-        """Store the last uses, as heartbeats of the tokens' sessions."""
-        used, self._used = self._used, set()
+        """Store the last uses, as heartbeats of the tokens' sessions; those of quotas too, which Valkey would drop."""
+        used, self._used = [*self._used, *map(quota_id, self.limits.limited)], set()
         if used:
             vault = self.registry.engine.vault
             heads = await vault.heads([(RESERVED, name) for name in used])
@@ -300,7 +309,7 @@ def _digest(text: str) -> str:
 
 async def _existing(tokens: SessionManager, name: str) -> AgentSession:
     session = await tokens.get_session(as_name(name, "name"), history=0)
-    if session is None or session.agent_type != AGENT:
+    if session is None or session.agent_type != TOKENS:
         raise NotFound(f"there is no token {name}; `saveslot token ls` lists them")
     return session
 
@@ -318,4 +327,5 @@ def _token(session: AgentSession) -> Token:
         None if used <= session.created_at else used,
         str(context.get("id", "")),
         str(context.get("digest", "")),
+        stamp_of(session.session_id, micros(session.created_at)),
     )

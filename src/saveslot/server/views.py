@@ -117,7 +117,9 @@ async def show_overview(call: Call) -> Response:
 
 
 class Stats(Pulse, frozen=True):
-    """A namespace in numbers. `entries` and `stored_bytes` are of the whole store; 0 for a token of some namespaces."""
+    """A namespace in numbers. A token of some namespaces gets 0 for `entries` and `stored_bytes`, which are of the
+    whole store, and null for `worker`.
+    """
 
     sessions: int
     by_state: dict[str, int]
@@ -132,12 +134,12 @@ class Stats(Pulse, frozen=True):
 
 async def show_stats(call: Call) -> Response:
     known, now = await gather(call.sessions.stats(level="cached", max_age=FRESH), pulse(call.sessions))
-    return call.json({**known, **now.to_dict(), **_hidden(call, entries=0, stored_bytes=0)})
+    return call.json({**known, **now.to_dict(), **_hidden(call, entries=0, stored_bytes=0, worker=None)})
 
 
-def _hidden(call: Call, **totals: int) -> Mapping[str, int]:
-    """What a token of some namespaces gets in place of totals of the whole store: they tell what others do."""
-    return {} if call.caller.namespaces is None else totals
+def _hidden(call: Call, **instead: Any) -> Mapping[str, Any]:
+    """What a token of some namespaces gets in place of figures of the whole store: they tell what others do."""
+    return {} if call.caller.namespaces is None else instead
 
 
 class BucketsQuery(Struct, forbid_unknown_fields=True):
@@ -154,7 +156,7 @@ async def show_buckets(call: Call) -> Response:
 
 async def show_storage(call: Call) -> Response:
     answer = await storage(call.sessions, await call.sessions.metrics())
-    return call.json({**answer.to_dict(), **_hidden(call, stored_bytes=0, entries=0)})
+    return call.json({**answer.to_dict(), **_hidden(call, stored_bytes=0, entries=0, tiers=[])})
 
 
 class AnalyticsQuery(Struct, forbid_unknown_fields=True):

@@ -159,10 +159,10 @@ def _leaves(exc: BaseException) -> Iterator[BaseException]:
         yield from _leaves(one)
 
 
-def failure(head: Head, reason: str, error: str, details: Data) -> Draft:
+def failure(store: Store, head: Head, reason: str, error: str, details: Data) -> Draft:
     """Draft the end of a session that no worker continues; `reason` is added to its context as `failure_reason`."""
     # No limit: a context without room for the reason must not keep the session alive.
-    draft = Draft(head.row.key, replace(Point.of(head), about=codec.State()), codec.ANY_SIZE)
+    draft = Draft(head.row.key, replace(Point.of(head), about=codec.State()), codec.ANY_SIZE, store.traits.stamp)
     with suppress(Corrupt):  # a damaged context stays as it is; the session fails like any other
         about, _ = about_of(head.row, head.last)
         about["context"]["failure_reason"] = reason
@@ -172,14 +172,14 @@ def failure(head: Head, reason: str, error: str, details: Data) -> Draft:
     return draft
 
 
-def cancellation(head: Head, reason: str) -> Draft:
+def cancellation(store: Store, head: Head, reason: str) -> Draft:
     """Draft the end of a cancelled session."""
-    return failure(head, "cancelled", "cancelled", {"reason": reason} if reason else {})
+    return failure(store, head, "cancelled", "cancelled", {"reason": reason} if reason else {})
 
 
-def exhaustion(head: Head, past: Attempts) -> Draft:
+def exhaustion(store: Store, head: Head, past: Attempts) -> Draft:
     """Draft the end of a session that failed too often."""
-    return failure(head, "max_attempts", past.error, {"attempts": past.failed})
+    return failure(store, head, "max_attempts", past.error, {"attempts": past.failed})
 
 
 async def parting(store: Store, head: Head, note: Data | None) -> Draft:
@@ -189,8 +189,8 @@ async def parting(store: Store, head: Head, note: Data | None) -> Draft:
     """
     past = await read(store, head) if head.row.locked is None else NONE
     if past.cancelled is not None:
-        return cancellation(head, past.cancelled)
-    draft = Draft(head.row.key, Point.of(head), codec.ANY_SIZE)
+        return cancellation(store, head, past.cancelled)
+    draft = Draft(head.row.key, Point.of(head), codec.ANY_SIZE, store.traits.stamp)
     if note is None and head.last.kind is Kind.CLAIMED:
         note = {"attempts": past.failed - 1}
     draft.release(note)

@@ -12,7 +12,7 @@ from saveslot import codec
 from saveslot.errors import InvalidInput
 from saveslot.session.timeline import C, Range, Timeline, merged, note_of
 from saveslot.values.checks import Data, as_data, as_labels
-from saveslot.values.ids import fresh_append_id
+from saveslot.values.ids import fresh_append_id, stamped, stamping
 from saveslot.values.kinds import DATA_KINDS, ENDING_KINDS, Kind
 from saveslot.values.lifecycle import SessionState
 from saveslot.values.log import ID, NO_WORKER, Entry, Group, Head, Row, Verdict, Worker, moment
@@ -91,10 +91,12 @@ class Draft:
     joint: Any = None  # the `Joint` that it lands with, if it is one of several
     answer: Any = None  # of the call that wrote it, where the entries do not tell: a repeated call gets it
 
-    def __init__(self, key: bytes, at: Point, limit: int) -> None:
+    def __init__(self, key: bytes, at: Point, limit: int, stamp: bytes = b"") -> None:
+        """`stamp`: of the token that this process writes with, as its store says; a server's requests set theirs."""
         self.group = Group(key, at.append_id, [])
         self.at = at
         self._limit = limit
+        self._stamp = stamp or stamping.get()
 
     def checkpoint(
         self,
@@ -108,14 +110,14 @@ class Draft:
     ) -> None:
         note = self._encoded(metadata) if metadata else NONE
         written = codec.write(self.at.data, data, self.at.seq + 1, "data", self._limit)
-        self._written(written, name, note, at, append_id or fresh_append_id(), sign=sign)
+        self._written(written, name, note, at, self._id(append_id), sign=sign)
         if metadata and LABELS in metadata:
             self.group.entries[-1].labels = entry_labels(metadata)
 
     def changed(self, name: str, edits: codec.Edits, metadata: Data | None) -> None:
         note = self._encoded(metadata) if metadata else NONE
         # `codec.change` consumes the previous state, so every check must come before it.
-        self._written(codec.change(self.at.data, edits, self.at.seq + 1, self._limit), name, note, 0, fresh_append_id())
+        self._written(codec.change(self.at.data, edits, self.at.seq + 1, self._limit), name, note, 0, self._id())
         if metadata and LABELS in metadata:
             self.group.entries[-1].labels = entry_labels(metadata)
 
@@ -278,9 +280,13 @@ class Draft:
 
     def _entry(self, kind: Kind, name: str, at: int = 0, append_id: bytes | None = None) -> Entry:
         here = self.at
-        entry = Entry(here.seq + 1, append_id or fresh_append_id(), kind, name, at, fence=here.fence, lease=here.lease)
+        entry = Entry(here.seq + 1, self._id(append_id), kind, name, at, fence=here.fence, lease=here.lease)
         entry.data_seq, entry.about_seq = here.data_seq, here.about_seq
         return entry
+
+    def _id(self, append_id: bytes | None = None) -> bytes:
+        own = append_id or fresh_append_id()
+        return stamped(own, self._stamp) if self._stamp else own
 
     def _add(self, entry: Entry, **reached: Any) -> None:
         self.group.entries.append(entry)

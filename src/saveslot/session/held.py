@@ -266,7 +266,7 @@ class Held(AsyncSteps):
                 head = await self._head()
                 if head.row.lease != self._lease:
                     return None
-                draft = attempts.cancellation(head, self._reason)
+                draft = attempts.cancellation(self._lookup.store, head, self._reason)
             else:
                 draft.release(note)
             draft.landed = released

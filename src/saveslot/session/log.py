@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from saveslot import codec
-from saveslot.errors import Corrupt
+from saveslot.errors import Corrupt, SaveslotError, Unavailable
 from saveslot.session.draft import Draft, Point
 from saveslot.session.known import Known
 from saveslot.session.refusals import refusal
@@ -81,12 +81,19 @@ class Log:
             self._head = None if head.data is None else head
 
     def draft(self) -> Draft:
-        return Draft(self.key, self.at, self.limit)
+        return Draft(self.key, self.at, self.limit, self._store.traits.stamp)
 
     async def append(self, draft: Draft) -> Verdict:
         """Append the draft and move after it, or raise. After an unknown outcome, `settle` sends the entries again."""
         self._pending = draft
-        [verdict] = await self._store.append([draft.group])
+        try:
+            [verdict] = await self._store.append([draft.group])
+        except Unavailable:
+            raise
+        except SaveslotError:  # refused, as by a quota: it must not land later
+            if self.awaits(draft):
+                self.undo()
+            raise
         return self.answered(draft, verdict)
 
     def sent(self, draft: Draft) -> None:

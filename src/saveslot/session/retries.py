@@ -21,6 +21,7 @@ from saveslot.errors import InvalidInput, TooLarge, Unavailable
 from saveslot.session.draft import Draft
 from saveslot.session.hearing import HEARD
 from saveslot.session.model import AgentSession
+from saveslot.values.ids import STAMP
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -105,7 +106,7 @@ def _content(argument: object) -> Hashable:
     if isinstance(argument, msgspec.Struct):
         return content(*msgspec.structs.astuple(argument))
     if isinstance(argument, AgentSession):
-        staged = tuple(item.append_id for item in argument.staged)
+        staged = tuple(item.append_id[:-STAMP] for item in argument.staged)
         return argument.session_id, staged, content(argument.context, argument.metadata, argument.labels)
     with suppress(InvalidInput, TooLarge):
         return codec.encode(argument, "call", codec.ANY_SIZE)

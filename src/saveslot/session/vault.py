@@ -53,6 +53,7 @@ from saveslot.values.log import (
     Query,
     Ref,
     Row,
+    Totals,
     Verdict,
     Wanted,
     order,
@@ -321,11 +322,11 @@ class Vault(PassingStore):
         rows = {row.key: row for page in pages for row in page}.values()
         return sorted(rows, key=lambda row: (getattr(row, column), row.key), reverse=newest_first)[:limit]
 
-    async def count(self, query: Query) -> Counts:
+    async def count(self, query: Query, *, totals: Totals = "store") -> Counts:
         if not query.entry or self._keyring is None:
-            return await self._inner.count(query)
+            return await self._inner.count(query, totals=totals)
         # A session may have labels hidden by several keys, so the counts of the queries do not add up.
-        whole, after = await self._inner.count(Query(namespace=query.namespace)), None
+        whole, after = await self._inner.count(Query(namespace=query.namespace), totals=totals), None
         counts = Counts(entries=whole.entries, stored_bytes=whole.stored_bytes)
         while rows := await self.find(query, after, COUNTED):
             after = (getattr(rows[-1], order(query)[0]), rows[-1].key)

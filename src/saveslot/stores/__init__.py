@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 from urllib.parse import quote, unquote
 
@@ -15,9 +15,11 @@ import msgspec
 
 from saveslot.errors import InvalidInput
 from saveslot.stores.wire.metrics import Calls, Counters
-from saveslot.values.checks import as_text
+from saveslot.values.checks import RESERVED, TOKENS, as_text
+from saveslot.values.ids import stamp_of
 from saveslot.values.log import (
     ALL,
+    EVER_DELETED,
     Counts,
     Entry,
     Event,
@@ -29,9 +31,11 @@ from saveslot.values.log import (
     Ref,
     Row,
     Sign,
+    Totals,
     Verdict,
     Wanted,
     Worker,
+    order,
 )
 
 
@@ -41,6 +45,7 @@ class Traits(msgspec.Struct, frozen=True):
     serial: bool = False  # one writer at a time for all sessions: long purges pause for other writers
     local: bool = False  # its workers share one machine: it cannot be out of reach for all of them and come back
     crew: bytes = b""  # how the ids of this process's workers must begin, so that others cannot speak for them
+    stamp: bytes = b""  # how the ids of what it writes must end: they tell which token wrote it
 
 
 class Store(Protocol):
@@ -69,8 +74,11 @@ class Store(Protocol):
         """Return a page of sessions after `after`, newest first (stale, ended and deleted ones: oldest first)."""
         ...
 
-    async def count(self, query: Query) -> Counts:
-        """Count the sessions that match, exactly, and the entries and bytes of the whole store."""
+    async def count(self, query: Query, *, totals: Totals = "store") -> Counts:
+        """Count the sessions that match, exactly, and the entries and bytes of the whole store or of those sessions.
+
+        Totals of the whole store, and of sessions that match, take longer the more entries there are.
+        """
         ...
 
     async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
@@ -118,8 +126,15 @@ class Store(Protocol):
 
     async def close(self) -> None: ...
 
-    # Beside the ten primitives: a store's traits, counters and upkeep. By default it has no traits, counts nothing and
-    # needs no upkeep.
+    # Beside the ten primitives: what an operator asks, and a store's traits, counters and upkeep. By default it has no
+    # traits, counts nothing and needs no upkeep.
+
+    async def namespaces(self, after: str = "", limit: int = 1000) -> list[str]:
+        """Return the namespaces that have sessions, up to `limit` after `after`, in an order of the store's own.
+
+        Databases find each by an index: as fast with a million sessions as with one. Valkey looks at all its keys.
+        """
+        ...
 
     kind: str = "custom"  # the backend's name, for metrics and traces
     traits: Traits = Traits()
@@ -132,6 +147,16 @@ class Store(Protocol):
     def calls(self) -> dict[tuple[str, str], Calls]:
         """The same counts of calls, by store and verb, as they are kept."""
         return {}
+
+    async def token_names(self, stamps: Collection[bytes]) -> dict[bytes, str]:
+        """Return the tokens with these stamps, by stamp, as far as the store knows them: revoked ones too."""
+        names: dict[bytes, str] = {}
+        for deleted_for in (None, EVER_DELETED):
+            query, after = Query(namespace=RESERVED, agent_type=TOKENS, deleted_for=deleted_for), None
+            while rows := await self.find(query, after, 500):
+                names |= {stamp_of(row.session_id, row.created_at): row.session_id for row in rows}
+                after = (getattr(rows[-1], order(query)[0]), rows[-1].key)
+        return {stamp: names[stamp] for stamp in stamps if stamp in names}
 
     async def tend(self) -> None:
         """Do the upkeep that is due, and create missing tables. The keeper calls this hourly; a store that is never

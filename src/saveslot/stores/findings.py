@@ -12,17 +12,6 @@ from saveslot.errors import InvalidInput
 from saveslot.stores import backend
 from saveslot.values.log import Row
 
-# Namespaces one by one, each found by an index: as fast with a million sessions as with one. Parameters: the table
-# (once formatted), and how many at most.
-NAMESPACES = """
-with recursive found (name, n) as (
-  select (select min(namespace) from {sessions} where deleted_at is null), 1
-  union all
-  select (select min(namespace) from {sessions} where deleted_at is null and namespace > name), n + 1 from found
-  where name is not null and n < {most}
-)
-select name from found where name is not null
-"""
 # Details listed by name; of the others only their number is given.
 NAMED = 10
 
@@ -63,10 +52,6 @@ class Checkup(Protocol):
 
     async def formats(self, url: str) -> tuple[int, int]:
         """The store's format, 0 if nothing is there yet, and the newest one that this Saveslot knows."""
-        ...
-
-    async def namespaces(self, url: str, most: int) -> list[str]:
-        """The first namespaces with sessions, sorted: at most `most`."""
         ...
 
 

@@ -30,6 +30,7 @@ from saveslot.values.log import (
     Ref,
     Row,
     Sign,
+    Totals,
     Verdict,
     Wanted,
     Worker,
@@ -255,19 +256,31 @@ class MemoryStore(Store):
                 row.length, row.last = len(log), log[-1].append_id
         return rows
 
-    async def count(self, query: Query) -> Counts:
+    async def count(self, query: Query, *, totals: Totals = "store") -> Counts:
         self._check_open()
-        counts = Counts(
-            entries=sum(map(len, self._logs.values())),
-            stored_bytes=sum(entry.size for log in self._logs.values() for entry in log),
-        )
-        for row in self._matching(query):
+        counts, matching = Counts(), self._matching(query)
+        if totals == "store":
+            counts.entries = sum(map(len, self._logs.values()))
+            counts.stored_bytes = sum(entry.size for log in self._logs.values() for entry in log)
+        elif totals == "matching":
+            counts.entries = sum(len(self._logs[row.key]) for row in matching)
+            counts.stored_bytes = sum(map(self._weight, matching))
+        for row in matching:
             counts.states[row.state] = counts.states.get(row.state, 0) + 1
             counts.agent_types[row.agent_type] = counts.agent_types.get(row.agent_type, 0) + 1
             if row.key not in self._deleted:  # a deleted session has no owner, whatever its last lease
                 counts.held += row.owner is not None
                 counts.orphaned += self._orphaned(row.owner, 0)
         return counts
+
+    def _weight(self, row: Row) -> int:
+        log, labels = self._logs[row.key], self._marks[row.key].values()
+        marks = sum(len(text.encode()) for pairs in labels for pair in pairs.items() for text in pair)
+        return len(row.body) + marks + sum(e.size + len(e.recipe) + len(e.name.encode()) for e in log)
+
+    async def namespaces(self, after: str = "", limit: int = 1000) -> list[str]:
+        self._check_open()
+        return sorted({namespace for namespace, _ in self._ids if namespace > after})[:limit]
 
     def _matching(self, query: Query) -> list[Row]:
         now = self._clock()

@@ -61,6 +61,8 @@ def as_time(value: Any, path: str) -> datetime:
 MAX_NAME = 200
 # The server's own namespace: its tokens are sessions there. No request may name it.
 RESERVED = "$saveslot"
+# The agent type of the tokens there.
+TOKENS = "token"
 
 _ODD = r"\x00-\x1f\x7f\ud800-\udfff"
 _UNFIT = re.compile(f"[{_ODD}]")

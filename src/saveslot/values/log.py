@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -231,13 +231,21 @@ class Query(msgspec.Struct, kw_only=True):
     changed: bool = False  # pages are ordered by (changed_at, key), unless another condition orders them
 
 
+# `deleted_for` that finds every deleted session, even if the clock was set back since.
+EVER_DELETED = -(1 << 50)
+# Of what `Store.count` adds up entries and bytes: the whole store, the sessions that match, or nothing.
+Totals = Literal["store", "matching", "none"]
+
+
 class Counts(msgspec.Struct):
     states: dict[str, int] = {}
     agent_types: dict[str, int] = {}
     held: int = 0  # sessions with an owner; deleted ones have none
     orphaned: int = 0  # held sessions whose worker is dead
-    entries: int = 0  # of the whole store
-    stored_bytes: int = 0  # of the whole store
+    entries: int = 0  # of the whole store, or of the sessions that match
+    # Of the whole store: as it takes room. Of the sessions that match: of frames and notes, and of what else callers
+    # choose: recipes, names and labels of entries, bodies.
+    stored_bytes: int = 0
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -113,3 +113,17 @@ def test_an_interrupted_job_goes_on(tmp_path, serving, monkeypatch):
         kinds = [entry["kind"] for entry in ask("GET", f"/v1/sessions/{one}/entries").json["items"]]
         assert kinds == ["created", "completed"]
     serving.stop()
+
+
+def test_old_jobs_are_purged(tmp_path):
+    """Of a namespace the newest hundred stay; jobs of another one, and tokens, are not touched."""
+    url = str(tmp_path / "agents.db")
+    with serving_process(url) as served:
+        job = {"verb": "pause", "ids": ["nobody"]}
+        there = {"saveslot_namespace": "other"}
+        other = finished(served, served.request("POST", "/v1/bulk", job, **there), **there)
+        ids = [finished(served, served.request("POST", "/v1/bulk", job, **NS), **NS)["job_id"] for _ in range(110)]
+        answers = [served.request("GET", f"/v1/jobs/{job_id}", **NS).status for job_id in ids]
+        assert answers == [404] * 10 + [200] * 100
+        kept = served.request("GET", f"/v1/jobs/{other['job_id']}", **there)
+        assert kept.status == 200

@@ -33,7 +33,7 @@ from saveslot.values.advice import reworded
 from saveslot.values.checks import Data, now
 from saveslot.values.ids import fresh_id
 from saveslot.values.lifecycle import COMPLETED
-from saveslot.values.log import ID
+from saveslot.values.log import ID, Query, moment
 
 TAG = "Jobs"
 AGENT = "saveslot.job"
@@ -41,6 +41,9 @@ AGENT = "saveslot.job"
 MOST, IDS, PAGE, TOGETHER = 100_000, 10_000, 1000, 8
 # Sessions between two reports of a job; and without one for so long, it is interrupted.
 REPORT, SILENT = 64, timedelta(seconds=60)
+# Jobs of a namespace that are kept; of older ones, those that are over are purged. They are not in the namespace
+# itself, so no quota counts them.
+KEPT = 100
 # Refused sessions that a job names; the others are only counted.
 NAMED = 1000
 # Attempts per session, if other writers come in between.
@@ -123,7 +126,8 @@ async def bulk(call: Call) -> Response:
     about["request"] = call_id
     try:
         if earlier is None:
-            await jobs.create_session(AGENT, context=about, session_id=job_id, data=start)
+            await _forget(jobs, labels := {"namespace": call.namespace})
+            await jobs.create_session(AGENT, context=about, session_id=job_id, data=start, labels=labels)
         else:
             earlier.context.update(about)
             earlier.checkpoint("again", start)
@@ -180,6 +184,17 @@ def _shown(job_id: str | None, about: Data, data: Data, state: str) -> Data:
         "refused_count": data.get("count", 0),
         "error": {"code": Unavailable.code, "message": INTERRUPTED} if state == "interrupted" else None,
     }
+
+
+async def _forget(jobs: SessionManager, labels: dict[str, str]) -> None:
+    vault, query = jobs.engine.vault, Query(namespace=jobs.namespace, agent_type=AGENT, labels=labels)
+    rows = await vault.find(query, None, KEPT - 1)
+    if len(rows) < KEPT - 1:
+        return
+    old = await vault.find(query, (rows[-1].created_at, rows[-1].key), KEPT)
+    heads = [head for head in await vault.heads([row.key for row in old]) if head is not None]
+    over = [one for one in heads if one.row.state == COMPLETED or now() - moment(one.last.alive) > SILENT]
+    await vault.purge([one.row.key for one in over], [one.last.append_id for one in over])
 
 
 async def _matching(sessions: SessionManager, wanted: SessionFilter | None) -> list[str]:

@@ -16,7 +16,7 @@ import msgspec
 
 from saveslot.errors import InvalidInput
 from saveslot.values.checks import Span, as_span
-from saveslot.values.log import Counts, Head, Place, Query, Ref, Row
+from saveslot.values.log import Counts, Head, Place, Query, Ref, Row, Totals
 
 Level = Literal["strong", "cached"]
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Questions(Protocol):
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]: ...
 
-    async def count(self, query: Query) -> Counts: ...
+    async def count(self, query: Query, *, totals: Totals = "store") -> Counts: ...
 
 
 class Answer:
@@ -109,9 +109,9 @@ class CachedStore:
         question = ("find", msgspec.json.encode(query), after, limit)
         return await self._answers.answer(question, self._max_age, lambda: self._store.find(query, after, limit))
 
-    async def count(self, query: Query) -> Counts:
-        question = ("count", msgspec.json.encode(query))
-        return await self._answers.answer(question, self._max_age, lambda: self._store.count(query))
+    async def count(self, query: Query, *, totals: Totals = "store") -> Counts:
+        question = ("count", msgspec.json.encode(query), totals)
+        return await self._answers.answer(question, self._max_age, lambda: self._store.count(query, totals=totals))
 
 
 def _loop() -> asyncio.AbstractEventLoop:

@@ -22,7 +22,8 @@ class Parents(Store):
     async def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise Unavailable(FORKED)
 
-    append = heads = entries = find = count = beat = events = empty = swap = purge = tend = scrub = _refuse
+    append = heads = entries = find = count = beat = events = empty = swap = purge = _refuse
+    namespaces = tend = scrub = _refuse
 
     async def close(self) -> None: ...
 

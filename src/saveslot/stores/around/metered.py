@@ -25,6 +25,7 @@ from saveslot.values.log import (
     Ref,
     Row,
     Sign,
+    Totals,
     Verdict,
     Wanted,
     Worker,
@@ -136,9 +137,9 @@ class MeteredStore(PassingStore):
         with Timed(self._reads["find"]):
             return await self._inner.find(query, after, limit)
 
-    async def count(self, query: Query) -> Counts:
+    async def count(self, query: Query, *, totals: Totals = "store") -> Counts:
         with Timed(self._reads["count"]):
-            return await self._inner.count(query)
+            return await self._inner.count(query, totals=totals)
 
     async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
         with Timed(self._beat if worker is None else self._renewal):  # renewals come from a thread of their own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from saveslot.stores import Store
@@ -20,6 +20,7 @@ from saveslot.values.log import (
     Ref,
     Row,
     Sign,
+    Totals,
     Verdict,
     Wanted,
     Worker,
@@ -48,8 +49,8 @@ class PassingStore(Store):
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         return await self._inner.find(query, after, limit)
 
-    async def count(self, query: Query) -> Counts:
-        return await self._inner.count(query)
+    async def count(self, query: Query, *, totals: Totals = "store") -> Counts:
+        return await self._inner.count(query, totals=totals)
 
     async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
         return await self._inner.beat(signs, worker)
@@ -67,6 +68,12 @@ class PassingStore(Store):
 
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
         return await self._inner.purge(keys, seen)
+
+    async def namespaces(self, after: str = "", limit: int = 1000) -> list[str]:
+        return await self._inner.namespaces(after, limit)
+
+    async def token_names(self, stamps: Collection[bytes]) -> dict[bytes, str]:
+        return await self._inner.token_names(stamps)
 
     async def tend(self) -> None:
         await self._inner.tend()

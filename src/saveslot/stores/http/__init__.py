@@ -7,11 +7,12 @@ with an encryption key the server sees no plain text.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from saveslot.errors import InvalidInput, SaveslotError, Unavailable, from_dict
 from saveslot.stores import Store, Traits
@@ -22,6 +23,8 @@ from saveslot.stores.wire.batches import Batches
 from saveslot.stores.wire.joining import Joining
 from saveslot.values.log import (
     ALL,
+    FOREVER,
+    MAX_SEQ,
     Counts,
     Entry,
     Event,
@@ -34,6 +37,7 @@ from saveslot.values.log import (
     Ref,
     Row,
     Sign,
+    Totals,
     Verdict,
     Wanted,
     Worker,
@@ -72,7 +76,7 @@ class HttpStore(Store):
         except BaseException:
             await servers.close()
             raise
-        return cls(servers, Traits(serial=hello.serial, crew=hello.crew))
+        return cls(servers, Traits(serial=hello.serial, crew=hello.crew, stamp=hello.stamp))
 
     def __repr__(self) -> str:
         return f"<HttpStore {self._servers}>"
@@ -112,7 +116,52 @@ class HttpStore(Store):
         return await self._call("heads", wire.Heads(list(refs), state))
 
     async def entries(self, key: bytes, wanted: Wanted = ALL) -> list[Entry]:
-        return await self._call("entries", wire.Entries(key, wanted))
+        if sum(last - first + 1 for first, last in wanted.ranges) <= wire.PAGE:
+            entries = await self._page(key, wanted)
+        else:
+            entries = await self._pages(key, wanted)
+        if wanted.frames and (wanted.room is None or wanted.room > wire.ROOM):
+            await self._fill(key, wanted, entries)
+        return entries
+
+    async def _page(self, key: bytes, wanted: Wanted) -> list[Entry]:
+        room = wire.ROOM if wanted.room is None else min(wanted.room, wire.ROOM)
+        return await self._call("entries", wire.Entries(key, replace(wanted, room=room) if wanted.frames else wanted))
+
+    async def _pages(self, key: bytes, wanted: Wanted) -> list[Entry]:
+        """Read more entries than one answer has, the newest first."""
+        entries: list[Entry] = []  # newest first
+        left, room, below = wanted.newest, wanted.room, MAX_SEQ + 1
+        while left is None or left > 0:
+            most = wire.PAGE if left is None else min(left, wire.PAGE)
+            ranges = [(first, min(last, below - 1)) for first, last in wanted.ranges]
+            page = await self._page(key, replace(wanted, ranges=ranges, newest=most, room=room))
+            new = [entry for entry in page if entry.seq < below]  # a chain is read from its beginning each time
+            entries += reversed(new)
+            if len(page) < most or not new:
+                break
+            below, left = new[0].seq, None if left is None else left - len(new)
+            room = None if room is None else max(0, room - sum(map(wire.frame_size, new)))
+        return entries[::-1]
+
+    async def _fill(self, key: bytes, wanted: Wanted, entries: Sequence[Entry]) -> None:
+        """Read the frames that the answer had no room for, the newest first, as far as the caller has room."""
+        left = FOREVER if wanted.room is None else wanted.room
+        missing: list[Entry] = []
+        for entry in reversed(entries):
+            left -= wire.frame_size(entry)
+            if left >= 0 and wire.left_out(entry):
+                missing.append(entry)
+        while missing:
+            page = await self._page(key, Wanted([(entry.seq, entry.seq) for entry in reversed(missing[: wire.PAGE])]))
+            frames = {entry.seq: entry for entry in page}
+            for entry in missing:
+                if (read := frames.get(entry.seq)) is not None:
+                    entry.frame, entry.size = read.frame, read.size
+            rest = [entry for entry in missing if wire.left_out(entry)]
+            if len(rest) == len(missing):  # purged meanwhile
+                break
+            missing = rest
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         rows: list[Row] = []
@@ -124,8 +173,8 @@ class HttpStore(Store):
                 return rows
             after = (getattr(page[-1], order(query)[0]), page[-1].key)
 
-    async def count(self, query: Query) -> Counts:
-        return await self._call("count", wire.Count(query))
+    async def count(self, query: Query, *, totals: Totals = "store") -> Counts:
+        return await self._call("count", wire.Count(query, totals))
 
     async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
         within = None if worker is None else worker.ttl / 3e6
@@ -146,9 +195,16 @@ class HttpStore(Store):
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
         return await self._call("purge", wire.Purge(list(keys), None if seen is None else list(seen)), waits=LONG)
 
-    async def namespaces(self, most: int) -> list[str]:
-        """The first namespaces with sessions that the token includes, sorted."""
-        return await self._call("namespaces", wire.Namespaces(most))
+    async def namespaces(self, after: str = "", limit: int = 1000) -> list[str]:
+        """Those that the token includes."""
+        return await self._call("namespaces", wire.Namespaces(after, limit))
+
+    async def token_names(self, stamps: Collection[bytes]) -> dict[bytes, str]:
+        names: dict[bytes, str] = {}
+        wanted = [*stamps]
+        for start in range(0, len(wanted), wire.PAGE):
+            names |= await self._call("tokens", wire.Tokens(wanted[start : start + wire.PAGE]))
+        return names
 
     async def tend(self) -> None:
         await self._call("tend", waits=LONG)

@@ -35,7 +35,7 @@ async def check(url: str, progress: Progress, *, every: bool = False) -> AsyncGe
         yield Finding("server", f"{shown(url)} answers, connected in {took:.0f} ms")
         rows: list[Row] = []
         entries = 0
-        names = await store.namespaces(NAMESPACES)
+        names = await store.namespaces(limit=NAMESPACES)
         for name in names:
             entries = max(entries, (await store.count(Query(namespace=name))).entries)
             rows += await _rows(store, name, None if every else SAMPLE - len(rows))
@@ -49,14 +49,6 @@ async def check(url: str, progress: Progress, *, every: bool = False) -> AsyncGe
 
 async def formats(url: str) -> tuple[int, int]:  # noqa: ARG001  (the server migrates its own tables)
     return 0, 0
-
-
-async def namespaces(url: str, most: int) -> list[str]:
-    store = await HttpStore.open(url, patient=False)
-    try:
-        return await store.namespaces(most)
-    finally:
-        await store.close()
 
 
 async def _rows(store: HttpStore, namespace: str, most: int | None) -> list[Row]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from saveslot.errors import SaveslotError, Unauthorized, Unavailable, from_dict
+from saveslot.errors import QuotaExceeded, SaveslotError, Unauthorized, Unavailable, from_dict
 from saveslot.stores.http.connection import Answer, Connection
 from saveslot.stores.http.url import Address
 from saveslot.stores.http.wire import MSGPACK, VERSION
@@ -100,7 +100,7 @@ class Servers:
                 if answer.status == OK:
                     return answer.body
                 trouble = _error(answer, self._shown)
-                if answer.status not in {TOO_MANY, BUSY}:
+                if answer.status not in {TOO_MANY, BUSY} or isinstance(trouble, QuotaExceeded):
                     raise trouble
                 pause = max(pause, _seconds(answer))
                 if answer.status == BUSY:

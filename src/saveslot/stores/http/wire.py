@@ -25,6 +25,7 @@ from saveslot.values.log import (
     Ref,
     Row,
     Sign,
+    Totals,
     Verdict,
     Wanted,
     Worker,
@@ -39,8 +40,10 @@ VERSION = "1"
 LARGEST = 64 << 20
 # Seconds that a watch waits at most in one request.
 WATCH = 20.0
-# Rows or events that one request may ask for.
+# Rows, events or entries that one request may ask for, bytes of the entries' frames, and sessions whose heads it asks.
 PAGE = 10_000
+ROOM = 64 << 20
+REFS = 100_000
 
 
 class Append(msgspec.Struct):
@@ -71,6 +74,7 @@ class Find(msgspec.Struct):
 
 class Count(msgspec.Struct):
     query: Query
+    totals: Totals = "store"
 
 
 class Beat(msgspec.Struct):
@@ -109,7 +113,12 @@ class Scrub(msgspec.Struct):
 
 
 class Namespaces(msgspec.Struct):
-    most: int
+    after: str
+    limit: int
+
+
+class Tokens(msgspec.Struct):
+    stamps: list[bytes]
 
 
 class Hello(msgspec.Struct):
@@ -117,9 +126,10 @@ class Hello(msgspec.Struct):
 
     serial: bool
     crew: bytes = b""  # how the ids of this token's workers begin; no others are taken
+    stamp: bytes = b""  # how the ids of what it writes end
 
 
-Request = Append | Heads | Entries | Find | Count | Beat | Events | Empty | Swap | Purge | Scrub | Namespaces
+Request = Append | Heads | Entries | Find | Count | Beat | Events | Empty | Swap | Purge | Scrub | Namespaces | Tokens
 
 ANSWERS: dict[str, Any] = {
     "append": Appended,
@@ -133,10 +143,21 @@ ANSWERS: dict[str, Any] = {
     "swap": bool,
     "purge": list[int],
     "namespaces": list[str],
+    "tokens": dict[bytes, str],
     "tend": None,
     "scrub": None,
     "hello": Hello,
 }
+
+
+def frame_size(entry: Entry) -> int:
+    """Bytes of the entry's frame as stored, also if it was not read."""
+    return entry.size - len(entry.note or b"")
+
+
+def left_out(entry: Entry) -> bool:
+    """True if the entry has a frame that was not read, for want of room."""
+    return entry.frame is None and frame_size(entry) > 0
 
 
 def _plain(value: Any) -> Any:

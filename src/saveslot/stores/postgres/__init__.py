@@ -51,6 +51,7 @@ from saveslot.values.log import (
     Ref,
     Row,
     Sign,
+    Totals,
     Verdict,
     Wanted,
     Worker,
@@ -326,22 +327,29 @@ class PostgresStore(Store):
         many = len(query.labels)
         return led(query, counts[:many], counts[many] if len(counts) > many else None)
 
-    async def count(self, query: Query) -> Counts:
+    async def count(self, query: Query, *, totals: Totals = "store") -> Counts:
         query, by_prefix = await self._led(query)
         every = bool(query.prefix) and not query.labels and query.deleted_for is None  # all of them have to be counted
-        by_state, held, values = counting(query, by_prefix=by_prefix or every)
-        cells, owners, totals = await asyncio.gather(
+        by_state, held, matching, values = counting(query, by_prefix=by_prefix or every)
+        sums: list[Any] = [(0, 0)]
+        cells, owners = await asyncio.gather(
             self._read(by_state, self._times(), *values),
             self._read(held, self._times(), *values, blank=[(0, 0)]),
-            self._read(sql.TOTALS, self._server.schema, blank=[(0, 0)]),
         )
+        if totals == "store":
+            sums = await self._read(sql.TOTALS, self._server.schema, blank=sums)
+        elif totals == "matching":
+            sums = await self._read(matching, self._times(), *values, blank=sums)
         counts = Counts()
         for *words, sessions in cells:
             state, agent_type = map(shown_text, words)
             counts.states[state] = counts.states.get(state, 0) + sessions
             counts.agent_types[agent_type] = counts.agent_types.get(agent_type, 0) + sessions
-        [(counts.held, counts.orphaned)], [(counts.entries, counts.stored_bytes)] = owners, totals
+        [(counts.held, counts.orphaned)], [(counts.entries, counts.stored_bytes)] = owners, sums
         return counts
+
+    async def namespaces(self, after: str = "", limit: int = 1000) -> list[str]:
+        return [name for (name,) in await self._read(sql.NAMESPACES, after, limit)]
 
     async def events(
         self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0

@@ -11,7 +11,7 @@ import asyncpg
 
 from saveslot.errors import InvalidInput, Unavailable
 from saveslot.stores import shown
-from saveslot.stores.findings import NAMED, NAMESPACES, Finding, Logs, Progress, few, problem, warning
+from saveslot.stores.findings import NAMED, Finding, Logs, Progress, few, problem, warning
 from saveslot.stores.postgres import partitions
 from saveslot.stores.postgres.connection import Connection
 from saveslot.stores.postgres.readonly import set_read_only
@@ -120,12 +120,6 @@ async def formats(url: str) -> tuple[int, int]:
     """The format of the tables, 0 if there are none, and the newest one that this Saveslot knows."""
     async with looking(url) as connection:
         return await _formats(connection, parse_url(url)[0])
-
-
-async def namespaces(url: str, most: int) -> list[str]:
-    async with looking(url) as connection:
-        sessions = f'"{parse_url(url)[0]}".sessions'
-        return [row["name"] for row in await connection.fetch(NAMESPACES.format(sessions=sessions, most=most))]
 
 
 async def _formats(connection: Connection, schema: str) -> tuple[int, int]:

@@ -84,8 +84,8 @@ def page(query: Query, after: Place | None, limit: int, *, by_prefix: bool) -> t
     return f"{sql.ROW} from {sql.OWNED} join {keys} k on k.key = s.key {page}", values
 
 
-def counting(query: Query, *, by_prefix: bool) -> tuple[str, str, list[Any]]:
-    """The statements that count by state and agent type, and by owner, and their values after the clocks.
+def counting(query: Query, *, by_prefix: bool) -> tuple[str, str, str, list[Any]]:
+    """The statements that count by state and agent type, by owner, and add up entries and bytes; their values.
 
     Owners are counted separately: few sessions are held, and the others need no look at workers.
     """
@@ -97,7 +97,7 @@ def counting(query: Query, *, by_prefix: bool) -> tuple[str, str, list[Any]]:
     held = f"""
         select count(*), count(*) filter (where w.dead or w.expires <= {sql.UP})
         from {source} where {where} and s.owner is not null and s.deleted_at is null"""  # noqa: S608
-    return by_state, held, values
+    return by_state, held, _replaced(sql.MATCHING, {"{source}": source, "{where}": where}), values
 
 
 # Characters that separate or quote label values in `search`, and could match there by accident; wildcards of LIKE.

@@ -516,6 +516,27 @@ SEQ_AT = """
 select c.seq from {s}.checkpoints c
 where c.key = $4 and (c.tx, c.key, c.seq) <= ($1::text::xid8, $2::bytea, $3::int8) order by c.seq desc limit 1"""
 
+# Of the sessions of a query, one by one by their keys. $1: the clock.
+MATCHING = f"""
+select coalesce(sum(own.entries), 0)::int8, coalesce(sum(own.bytes + marks.bytes + length(s.body)), 0)::int8
+from {{source}}
+cross join lateral (
+  select count(*) as entries, coalesce(sum({SIZE} + length(recipe) + octet_length(name)), 0) as bytes
+  from {{s}}.checkpoints where key = s.key offset 0) own
+cross join lateral (
+  select coalesce(sum(octet_length(label) + octet_length(value)), 0) as bytes
+  from {{s}}.entry_labels where session = s.key offset 0) marks
+where {{where}} and $1::text is not null"""  # noqa: S608
+# Each found by the index; $1: after this one, $2: how many at most.
+NAMESPACES = """
+with recursive known (name, n) as (
+  select (select min(namespace) from {s}.sessions where deleted_at is null and namespace > $1), 1
+  union all
+  select (select min(namespace) from {s}.sessions where deleted_at is null and namespace > name), n + 1 from known
+  where name is not null and n < $2
+)
+select name from known where name is not null"""
+
 # $1: the schema.
 TOTALS = """
 select (select count(*) from {s}.checkpoints), (

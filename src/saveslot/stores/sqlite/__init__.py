@@ -20,7 +20,7 @@ from saveslot.stores import Store, Traits
 from saveslot.stores.memory import LEFTOVER, clock
 from saveslot.stores.sqlite import feed
 from saveslot.stores.sqlite.file import Uptime, scrub, since_boot, translated
-from saveslot.stores.sqlite.finding import counted, listed
+from saveslot.stores.sqlite.finding import counted, listed, namespaces
 from saveslot.stores.sqlite.landing import LARGE, MANY, UNLABEL, UNMARK, Landing, remark
 from saveslot.stores.sqlite.reader import Reader, Work
 from saveslot.stores.sqlite.reading import FEW_HEADS, TOGETHER, Reading, log
@@ -43,6 +43,7 @@ from saveslot.values.log import (
     Ref,
     Row,
     Sign,
+    Totals,
     Verdict,
     Wanted,
     Worker,
@@ -245,8 +246,11 @@ class SqliteStore(Store):
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         return await self._read(listed(query, after, limit, self._clock(), self._uptime()))
 
-    async def count(self, query: Query) -> Counts:
-        return await self._read(counted(query, self._clock(), self._uptime()))
+    async def count(self, query: Query, *, totals: Totals = "store") -> Counts:
+        return await self._read(counted(query, totals, self._clock(), self._uptime()))
+
+    async def namespaces(self, after: str = "", limit: int = 1000) -> list[str]:
+        return await self._read(namespaces(after, limit))
 
     async def events(
         self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0

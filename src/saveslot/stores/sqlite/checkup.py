@@ -13,7 +13,7 @@ import apsw
 
 from saveslot.errors import InvalidInput, Unavailable
 from saveslot.stores import sqlite_path
-from saveslot.stores.findings import NAMED, NAMESPACES, Finding, Logs, Progress, problem, warning
+from saveslot.stores.findings import NAMED, Finding, Logs, Progress, problem, warning
 from saveslot.stores.sqlite.checksums import RESERVED, bad_pages, checksum_vfs, declared
 from saveslot.stores.sqlite.file import APPLICATION_ID, migrations
 from saveslot.stores.sqlite.repair import misplaced
@@ -92,16 +92,6 @@ async def formats(url: str) -> tuple[int, int]:
     if stored < 0:
         raise InvalidInput("url", f"{path} is another program's database; give Saveslot a file of its own")
     return stored, known
-
-
-async def namespaces(url: str, most: int) -> list[str]:
-    try:
-        with looking(sqlite_path(url)) as connection:
-            if version(connection)[0] <= 0:
-                return []
-            return [name for (name,) in connection.execute(NAMESPACES.format(sessions="sessions", most=most))]
-    except apsw.CantOpenError:  # the first write creates the file
-        return []
 
 
 def version(connection: apsw.Connection) -> tuple[int, int]:

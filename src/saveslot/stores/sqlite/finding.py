@@ -10,12 +10,13 @@ from saveslot.stores.sqlite.file import snapshot
 from saveslot.stores.sqlite.reader import Work
 from saveslot.stores.sqlite.rows import APART, ENTRIES, GONE, ROW, ROW_COLUMNS, SIZE, fetched, gone, to_row
 from saveslot.stores.stored import shown_text
-from saveslot.values.log import PROBED, Counts, Place, Query, Row, led, order, prefixed
+from saveslot.values.log import PROBED, Counts, Place, Query, Row, Totals, led, order, prefixed
 
 # max() makes SQLite take the bare columns from the same row.
 _WEIGHT = f"select cast(total({SIZE}) as integer), max(seq), cast(append_id as blob) from checkpoints where key = ?"  # noqa: S608
 # Any one worker holds few sessions, and few workers are dead.
 _BY_OWNER = "sessions indexed by sessions_by_owner"
+_BY_TIME = "sessions indexed by sessions_by_time"
 # CROSS JOIN: the label index leads, in page order.
 _BY_LABEL = (
     "labels cross join sessions indexed by sqlite_autoindex_sessions_1 on sessions.key = session and made = created_at"
@@ -38,6 +39,22 @@ _NEWEST_LABELLED = """e.seq = (select l.seq from entry_labels l where {} and l.m
 _CHANGED = """coalesce((select cast(c.at as integer) from checkpoints c
     where c.key = sessions.key and c.kind not in (19, 20, 21) order by c.seq desc limit 1), 0)"""
 _BY_LABELS = {_BY_LABEL, _BY_ENTRY}
+# {}: the sessions. CROSS JOIN: they lead.
+_MATCHING = f"""
+select count(*), total({SIZE} + length(recipe) + octet_length(name))
+from ({{}}) s cross join checkpoints c indexed by checkpoints_by_seq on c.key = s.key"""  # noqa: S608
+_MARKS = """
+select total(octet_length(label) + octet_length(value))
+from ({}) s cross join entry_labels indexed by entry_labels_by_session on session = s.key"""
+# Each found by the index; ?1: after this one, ?2: how many at most.
+_NAMESPACES = f"""
+with recursive known (name, n) as (
+  select (select min(namespace) from {_BY_TIME} where deleted_at is null and namespace > ?1), 1
+  union all
+  select (select min(namespace) from {_BY_TIME} where deleted_at is null and namespace > name), n + 1
+  from known where name is not null and n < ?2
+)
+select cast(name as blob) from known where name is not null"""  # noqa: S608
 _LABELLED = """exists (select 1 from labels l where l.space = namespace and l.label = ? and l.value = ?
     and l.made = created_at and l.session = sessions.key)"""
 _ONCE_LABELLED = "exists (select 1 from json_each(sessions.labels) l where l.key = ? and l.value = ?)"
@@ -102,14 +119,23 @@ def _within(prefix: str) -> tuple[str, list[str]]:
     return ("id >= ? and id < ?", [first, end]) if end else ("id >= ?", [first])
 
 
-def counted(query: Query, now: int, uptime: tuple[str, int]) -> Work[Counts]:
+def namespaces(after: str, limit: int) -> Work[list[str]]:
+    """Return a function that lists namespaces, as `Store.namespaces` describes it."""
+
+    def work(connection: apsw.Connection) -> list[str]:
+        return [shown_text(name) for (name,) in connection.execute(_NAMESPACES, (after, limit))]
+
+    return work
+
+
+def counted(query: Query, totals: Totals, now: int, uptime: tuple[str, int]) -> Work[Counts]:
     """Return a function that counts, as `Store.count` describes it."""
 
     def work(connection: apsw.Connection) -> Counts:
         with snapshot(connection):
             ordered, by_prefix = _led(connection, query)
             every = bool(query.prefix) and not query.labels and query.deleted_for is None  # all have to be counted
-            return _counted(connection, ordered, by_prefix or every, now, uptime)
+            return _counted(connection, ordered, by_prefix or every, totals, now, uptime)
 
     return work
 
@@ -118,6 +144,7 @@ def _counted(
     connection: apsw.Connection,
     query: Query,
     by_prefix: bool,  # noqa: FBT001
+    totals: Totals,
     now: int,
     uptime: tuple[str, int],
 ) -> Counts:
@@ -130,14 +157,21 @@ def _counted(
             select count(*), total({GONE}) from {owners} join workers on worker = owner
             where {where} and owner is not null and deleted_at is null"""  # noqa: S608
     held, orphaned = cast("list[Any]", connection.execute(owned, (*gone(uptime, 0), *values)).get)
-    return Counts(
+    counts = Counts(
         states=_counts(connection, by_state, values),
         agent_types=_counts(connection, by_type, values),
         held=held,
         orphaned=int(orphaned),
-        entries=connection.execute(ENTRIES).get,
-        stored_bytes=_bytes(connection),
     )
+    if totals == "store":
+        counts.entries, counts.stored_bytes = connection.execute(ENTRIES).get, _bytes(connection)
+    elif totals == "matching":
+        chosen = f"select sessions.key as key from {source} where {where}"  # noqa: S608
+        bodies = f"select total(length(body)) from {source} where {where}"  # noqa: S608
+        counts.entries, stored = cast("list[Any]", connection.execute(_MATCHING.format(chosen), values).get)
+        marks = connection.execute(_MARKS.format(chosen), values).get
+        counts.stored_bytes = int(stored + marks + connection.execute(bodies, values).get)
+    return counts
 
 
 def _bytes(connection: apsw.Connection) -> int:

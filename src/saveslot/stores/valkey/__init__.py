@@ -15,7 +15,7 @@ from typing import Any
 
 from saveslot.errors import Corrupt, InvalidInput, Unavailable
 from saveslot.stores import Store
-from saveslot.stores.stored import to_marks, with_labels
+from saveslot.stores.stored import shown_text, to_marks, with_labels
 from saveslot.stores.valkey.connection import ALWAYS, PREFIX, READS, WRITES, Server, damaged
 from saveslot.stores.valkey.finding import Finding
 from saveslot.stores.valkey.landing import Refused, as_string, packed, to_verdict
@@ -40,6 +40,7 @@ from saveslot.values.log import (
     Ref,
     Row,
     Sign,
+    Totals,
     Verdict,
     Wanted,
     Worker,
@@ -280,8 +281,17 @@ class ValkeyStore(Store):
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         return await self._finding.find(query, after, limit)
 
-    async def count(self, query: Query) -> Counts:
-        return await self._finding.count(query)
+    async def count(self, query: Query, *, totals: Totals = "store") -> Counts:
+        return await self._finding.count(query, totals)
+
+    async def namespaces(self, after: str = "", limit: int = 1000) -> list[str]:
+        await self._finding.tidy()
+        prefix, cursor, names = PREFIX + b":ids:", b"0", set[str]()
+        while True:
+            cursor, part = await self._server.scan(cursor, prefix + b"*")
+            names.update(shown_text(key.removeprefix(prefix)) for key in part)
+            if int(cursor) == 0:
+                return sorted(name for name in names if name > after)[:limit]
 
     async def events(
         self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0

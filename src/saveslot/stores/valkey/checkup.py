@@ -82,16 +82,6 @@ async def formats(url: str) -> tuple[int, int]:
     return int(stored), FORMAT
 
 
-async def namespaces(url: str, most: int) -> list[str]:
-    client = connect(url)
-    try:
-        index = PREFIX + b":ids:"
-        keys = [key async for key in client.scan_iter(match=index + b"*", count=1000)]
-        return sorted(key.removeprefix(index).decode() for key in keys)[:most]
-    finally:
-        await client.aclose()
-
-
 async def _reported(url: str) -> Known:
     client = connect(url)
     try:

@@ -11,7 +11,7 @@ from saveslot.stores.stored import shown_text
 from saveslot.stores.valkey.connection import ALWAYS, READS, Server
 from saveslot.stores.valkey.landing import as_string
 from saveslot.stores.valkey.rows import to_found_row
-from saveslot.values.log import Counts, Place, Query, Row, order
+from saveslot.values.log import Counts, Place, Query, Row, Totals, order
 
 # Sessions that have ended and are cleared from the indexes per call.
 TIDIED = 200
@@ -64,17 +64,26 @@ class Finding:
         by_key = {row.key: row for row in rows}
         return [by_key[key] for _, key in chosen]
 
-    async def count(self, query: Query) -> Counts:
+    async def tidy(self) -> None:
+        """Clear sessions that have ended from the indexes."""
         while await self._run(ALWAYS, "tidy", TIDIED) == TIDIED:
             pass
+
+    async def count(self, query: Query, totals: Totals) -> Counts:
+        await self.tidy()
         counts = Counts()
         [index, *_] = await self._indexes(msgspec.structs.replace(query, owner=None, orphan_for=None))
         index["query"] = _request(query)
         place: dict[str, Any] = {}
         while True:
-            stopped, cells, counts.entries, counts.stored_bytes = await self._run(READS, "count", index | place)
+            stopped, cells, entries, stored_bytes = await self._run(READS, "count", index | place)
+            if totals == "store":
+                counts.entries, counts.stored_bytes = entries, stored_bytes
             with self._server.decoding():
-                for state, agent_type, many, held, orphaned in cells:
+                for state, agent_type, many, held, orphaned, entries, stored_bytes in cells:
+                    if totals == "matching":
+                        counts.entries += entries
+                        counts.stored_bytes += stored_bytes
                     _add(counts.states, shown_text(state), many)
                     _add(counts.agent_types, shown_text(agent_type), many)
                     counts.held += held

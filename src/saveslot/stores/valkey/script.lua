@@ -632,7 +632,7 @@ end
 
 local LOOKED = {
   'last', 'gone', 'ns', 'id', 'type', 'user', 'state', 'made', 'beat', 'alive', 'owner', 'labels', 'ended', 'deleted',
-  'request', 'marked',
+  'request', 'marked', 'bytes',
 }
 
 local function labels_of(row)
@@ -783,11 +783,13 @@ local function count(request)
   local stopped = walk(request, function(_, row)
     local name = text(#row.state) .. row.state .. row.type
     if not cells[name] then
-      cells[name] = {row.state, row.type, 0, 0, 0}
+      cells[name] = {row.state, row.type, 0, 0, 0, 0, 0}
       order[#order + 1] = cells[name]
     end
     local cell = cells[name]
     cell[3] = cell[3] + 1
+    cell[6] = cell[6] + (tonumber(row.last) or 0)
+    cell[7] = cell[7] + (tonumber(row.bytes) or 0) + call('HSTRLEN', session(row.key), 'body')
     if row.owner ~= '' and row.gone ~= '1' then
       cell[4] = cell[4] + 1
       if orphaned(row.owner, 0) then cell[5] = cell[5] + 1 end

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from saveslot.testing.conformance.desk import Desk, Suite, on_a_desk
 from saveslot.testing.pen import SECOND, Pen
 from saveslot.values.ids import fresh_key
@@ -212,6 +214,38 @@ class Finding(Suite):
         assert after.agent_types == {"coder": 1, "": 1}
         assert after.entries - before.entries == 6
         assert after.stored_bytes > 0
+
+    @on_a_desk
+    async def test_entries_and_bytes_of_the_sessions_that_match(self, desk: Desk) -> None:
+        """With `totals="matching"` they are of these sessions alone: whatever is stored of them weighs something."""
+        query = Query(namespace=desk.namespace)
+        empty = await desk.other.count(query, totals="matching")
+        assert (empty.entries, empty.stored_bytes) == (0, 0)
+        pen = await desk.create("a", agent_type="coder", body=b"b" * 500)
+        await desk.write(pen, frame=b"f" * 2000)
+        await desk.write(await desk.create("b", namespace=f"{desk.namespace}-b"), frame=b"f" * 9000)
+        first = await desk.other.count(query, totals="matching")
+        assert first.entries == 2
+        assert 2500 <= first.stored_bytes < 9000
+        await desk.write(pen, note=b"n" * 300, frame=b"f" * 700)
+        second = await desk.other.count(query, totals="matching")
+        assert second.entries == 3
+        assert second.stored_bytes >= first.stored_bytes + 1000
+        await desk.create("c")
+        typed = Query(namespace=desk.namespace, agent_type="coder")
+        assert await desk.other.count(typed, totals="matching") == msgspec.structs.replace(
+            second, states={"active": 1}, agent_types={"coder": 1}
+        )
+        await desk.store.empty(pen.key, [1, 2])
+        emptied = await desk.other.count(typed, totals="matching")
+        assert emptied.stored_bytes <= second.stored_bytes - 2000
+        await desk.delete(pen)
+        assert (await desk.other.count(typed, totals="matching")).entries == 0
+        gone = await desk.other.count(Query(namespace=desk.namespace, deleted_for=0), totals="matching")
+        assert gone.entries == 4
+        assert gone.stored_bytes >= 1000
+        bare = await desk.other.count(query, totals="none")
+        assert (bare.states, bare.entries, bare.stored_bytes) == ({"active": 1}, 0, 0)
 
     # Reading entries
 

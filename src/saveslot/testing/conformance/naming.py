@@ -93,6 +93,23 @@ class Naming(Suite):
         assert await desk.other.heads([(desk.namespace, "a")]) == [None]
 
     @on_a_desk
+    async def test_namespaces_are_listed_in_pages(self, desk: Desk) -> None:
+        """Each namespace with a session that is not deleted comes once, whatever the size of a page."""
+        mine = {f"{desk.namespace}-{end}" for end in ("a", "b", "B", "ä")}
+        for name in mine:
+            for n in range(3):
+                await desk.create(f"s{n}", namespace=name)
+        gone = await desk.create("gone", namespace=f"{desk.namespace}-gone")
+        await desk.delete(gone)
+        for limit in (1, 2, 1000):
+            seen: list[str] = []
+            while names := await desk.other.namespaces(seen[-1] if seen else "", limit):
+                assert len(names) <= limit
+                seen += names
+            assert len({*seen}) == len(seen)
+            assert {name for name in seen if name.startswith(desk.namespace)} == mine
+
+    @on_a_desk
     async def test_names_are_exact(self, desk: Desk) -> None:
         """Ids, namespaces, types, users and labels can be any text and equal only themselves."""
         for name in NASTY:
