@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 import subprocess
 import sys
 import tomllib
@@ -53,6 +55,7 @@ async def started(door, store, project):
     """The command as a coding agent starts it, in its project's folder."""
     if door == "stdio":
         command = StdioServerParameters(command=SAVESLOT, args=["mcp", "--store", str(store)], cwd=project)
+        command.env = {"SAVESLOT_TOKEN": os.environ.get("SAVESLOT_TOKEN", "")}
         async with Client(command, read_timeout_seconds=60) as client:
             yield Tools(client)
         return
@@ -176,6 +179,20 @@ async def test_expect_is_honoured(store, project):
             await tools.save(data={}, session_id="other", expect=second["version"])
 
 
+async def test_complete_is_idempotent_by_key(store, project):
+    """The same complete with the same key is carried out once, in any process; with another result it is refused."""
+    async with started("stdio", store, project) as tools:
+        await tools.save(data={"n": 1})
+        first = await tools.complete(result={"merged": True}, key="end")
+    async with started("stdio", store, project) as tools:
+        again = await tools.complete(result={"merged": True}, key="end")
+        with pytest.raises(Refused, match=r"key.* Correct that argument and call again"):
+            await tools.complete(result={"merged": False}, key="end")
+        for key in (None, "another"):  # to complete twice is to complete once
+            assert (await tools.complete(key=key))["state"] == "completed"
+        assert again == first
+
+
 async def test_resume_goes_up_to_the_parent(store, project):
     """Of a completed task, resume reads the nearest unfinished one that it continues."""
     async with started("stdio", store, project) as tools:
@@ -259,6 +276,70 @@ async def test_tasks_rest_paused(tools):
     await tools.save(data={"n": 1})
     assert await tools.sessions.cleanup_stale_sessions(0) == 0
     assert (await tools.resume())["state"] == "paused"
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A server that asks for a token, and a function that draws one."""
+    place = ["--store", str(tmp_path / "served.db")]
+    command = [SAVESLOT, "serve", *place, "--port", "0", "--token-required"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield (
+                process.stdout.readline().split()[-1],
+                lambda *options: subprocess.check_output(
+                    [SAVESLOT, *place, "token", "create", *options], text=True, timeout=60
+                ).strip(),
+            )
+        finally:
+            process.terminate()
+
+
+@pytest.mark.parametrize("door", ["stdio", "http"])
+async def test_a_server_with_a_token(door, served, project, monkeypatch):
+    """On a server, the tools work with a token of its own, and do no more than it allows."""
+    url, token = served
+    monkeypatch.setenv("SAVESLOT_TOKEN", token("agent", "--scope", "write"))
+    async with started(door, url, project) as tools:
+        await tools.save(data={"task": "Add a parser"}, key="k")
+        await tools.update(put={"next": "write tests"})
+        assert "next: write tests" in (await tools.resume())["text"]
+    monkeypatch.setenv("SAVESLOT_TOKEN", token("reader", "--scope", "read"))
+    async with started(door, url, project) as tools:
+        assert "next: write tests" in (await tools.resume())["text"]
+        with pytest.raises(Refused, match="Tell the user that the token for this store does not allow it"):
+            await tools.update(put={"next": "nothing"})
+
+
+@pytest.mark.parametrize("door", ["stdio", "http"])
+@pytest.mark.parametrize("bad", ["", "no-token"])
+async def test_a_wrong_token_is_told(door, bad, served, project, monkeypatch):
+    """With a wrong token or none, each tool and resource tells the model so; the server goes on."""
+    monkeypatch.setenv("SAVESLOT_TOKEN", bad)
+    async with started(door, served[0], project) as tools:
+        for call in (tools.resume, lambda: tools.save(data={}), tools.list):
+            with pytest.raises(
+                Refused, match=r"token.* Tell the user that the token for this store is missing or wrong"
+            ):
+                await call()
+        with pytest.raises(MCPError, match="token"):
+            await tools.resource("saveslot://session/parser")
+
+
+async def test_a_store_that_comes_up_later(tmp_path, project):
+    """While a store cannot be reached, each tool says so and what to do; once it can be, they work."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with started("stdio", f"http://127.0.0.1:{port}", project) as tools:
+        with pytest.raises(Refused, match="Call again in a moment"):
+            await tools.resume()
+        command = [SAVESLOT, "serve", "--store", str(tmp_path / "s.db"), "--port", str(port)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: ASYNC220
+            try:
+                await asyncio.to_thread(process.stdout.readline)
+                assert (await tools.save(data={"task": "Add a parser"}))["session_id"] == "parser"
+            finally:
+                process.terminate()
 
 
 @pytest.mark.parametrize(

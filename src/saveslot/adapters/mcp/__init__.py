@@ -4,16 +4,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar, cast
 from urllib.parse import unquote
 
 from saveslot.adapters.access import require
-from saveslot.errors import Conflict, InvalidInput, SaveslotError
+from saveslot.errors import Conflict, Forbidden, InvalidInput, SaveslotError, Unauthorized, Unavailable
 
 require("mcp", "mcp", "2.3", "3")
 
@@ -233,10 +234,10 @@ def server(tasks: Tasks) -> MCPServer[Any]:
         result: Annotated[Any, Field(description="What came out of it; any JSON.")] = None,
         session_id: SessionId = None,
         expect: Expect = None,
-        key: Key = None,  # noqa: ARG001  (to complete twice is to complete once)
+        key: Key = None,
     ) -> Ended:
         """End the task. The next save without a session_id begins the project's next one."""
-        return await tasks.complete(session_id, result, expect)
+        return await tasks.complete(session_id, result, expect, key)
 
     @mcp.tool(annotations=WRITES)
     @answering
@@ -270,8 +271,34 @@ async def opened(place: str | Path, namespace: str, project: str | None = None) 
 
         yield server(FolderTasks(place, project))
         return
-    async with open_sessions(place, namespace=namespace) as sessions:
-        yield server(StoredTasks(sessions, project))
+    async with AsyncExitStack() as stack:
+
+        async def stored() -> Tasks:
+            return StoredTasks(await stack.enter_async_context(open_sessions(place, namespace=namespace)), project)
+
+        try:
+            tasks = await stored()
+        except (Unauthorized, Forbidden, Unavailable):
+            # A client would say of a server that ends only that its connection is closed.
+            tasks = cast("Tasks", Unopened(stored))
+        yield server(tasks)
+
+
+class Unopened:
+    """Tasks of a store that could not be opened yet: each call tries again, and the model reads why it fails."""
+
+    def __init__(self, stored: Callable[[], Awaitable[Tasks]]) -> None:
+        self._stored = stored
+        self._tasks: Tasks | None = None
+        self._turn = asyncio.Lock()
+
+    def __getattr__(self, tool: str) -> Callable[..., Awaitable[Any]]:
+        async def call(*arguments: Any) -> Any:
+            async with self._turn:
+                self._tasks = self._tasks or await self._stored()
+            return await getattr(self._tasks, tool)(*arguments)
+
+        return call
 
 
 async def serve_stdio(place: str | Path, namespace: str, project: str | None = None) -> None:

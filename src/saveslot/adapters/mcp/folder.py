@@ -91,16 +91,17 @@ class FolderTasks:
     async def rollback(self, session_id: str | None, to: str, expect: str | None, key: str | None) -> Saved:  # noqa: ARG002
         raise InvalidInput("rollback", HISTORY)
 
-    async def complete(self, session_id: str | None, result: Any, expect: str | None) -> Ended:
+    async def complete(self, session_id: str | None, result: Any, expect: str | None, key: str | None) -> Ended:
         task = session_id or self._project
 
         def decide(document: Data | None) -> Data | None:
             if document is None:
                 raise _missing(task)
-            if document.get("status") == COMPLETED:
+            ended = document.get("status") == COMPLETED
+            done = _repeated(task, document, key, {"complete": result}, None if ended else expect)
+            if ended or done is None:
                 return None
-            _expected(task, document, expect)
-            return {**document, "status": COMPLETED, **({} if result is None else {"result": result})}
+            return {**document, "status": COMPLETED, **({} if result is None else {"result": result}), **done}
 
         return Ended(session_id=task, state=COMPLETED, version=_version(await self._change(task, decide)))
 

@@ -10,7 +10,7 @@ import msgspec
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from saveslot.adapters.mcp.briefing import briefing
-from saveslot.errors import AlreadyExists, Conflict, NotFound
+from saveslot.errors import AlreadyExists, Conflict, InvalidTransition, NotFound
 from saveslot.manager import SessionManager
 from saveslot.manager.writing import create_paused
 from saveslot.session.model import Checkpoint
@@ -101,7 +101,7 @@ class Tasks(Protocol):
 
     async def rollback(self, session_id: str | None, to: str, expect: str | None, key: str | None) -> Saved: ...
 
-    async def complete(self, session_id: str | None, result: Any, expect: str | None) -> Ended: ...
+    async def complete(self, session_id: str | None, result: Any, expect: str | None, key: str | None) -> Ended: ...
 
     async def note(self, session_id: str | None, text: str, key: str | None) -> Noted: ...
 
@@ -206,17 +206,25 @@ class StoredTasks:
 
         return _saved(task, await self._newest(task, expect, write))
 
-    async def complete(self, session_id: str | None, result: Any, expect: str | None) -> Ended:
+    async def complete(self, session_id: str | None, result: Any, expect: str | None, key: str | None) -> Ended:
         task = session_id or await self._current()
         head = await self._sessions.head(task)
+        ended = None
         if head is not None and head.state is COMPLETED:  # by this call before, or another one
-            return Ended(session_id=task, state=head.state.value, version=head.version)
+            ended = Ended(session_id=task, state=head.state.value, version=head.version)
+            if key is None:
+                return ended
 
         async def write() -> Ended:
-            session = await self._sessions.complete(task, result, seen=expect)
+            session = await self._sessions.complete(task, result, seen=expect, idempotency_key=key)
             return Ended(session_id=task, state=session.state.value, version=session.version)
 
-        return await self._newest(task, expect, write)
+        try:
+            return await self._newest(task, expect, write)
+        except (Conflict, InvalidTransition):
+            if ended is None:
+                raise
+            return ended
 
     async def note(self, session_id: str | None, text: str, key: str | None) -> Noted:
         task = session_id or await self._current()
