@@ -12,7 +12,7 @@ from types import EllipsisType
 from typing import Any
 
 import saveslot
-from saveslot import blocking, errors, settings
+from saveslot import blocking, errors, otel, settings
 from saveslot.cli.app import app
 from saveslot.cli.commands import ALIASES, COMMANDS
 from saveslot.cli.help import CODES, REFS, arguments, usage
@@ -110,6 +110,10 @@ def _parts() -> Iterator[str]:
     yield "## saveslot.blocking"
     yield from _markdown(inspect.getdoc(blocking))
     yield f"Its `SessionManager` has {', '.join(f'`{name}`' for name, _ in _members(blocking.SessionManager))}."
+    yield "## saveslot.otel"
+    yield "OpenTelemetry traces: [observe](how-to/observe.md#traces). Needs the extra `saveslot[otel]`."
+    for function in (otel.instrument, otel.uninstrument):
+        yield from _described(f"saveslot.otel.{function.__name__}", function)
     yield "## Errors"
     yield from _markdown(inspect.getdoc(errors))
     yield "\n".join(_errors())

@@ -8,6 +8,8 @@ import gzip
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -261,6 +263,27 @@ def test_processes_end_with_their_parent(tmp_path):
         assert b"retry" in stream.read()  # to its end, which tells the client to connect again
         watching.close()
         assert psutil.wait_procs(children, timeout=60)[1] == []
+
+
+def test_sockets_that_cannot_be_made_are_named(tmp_path):
+    """If the path of temporary files is too long for sockets, `--workers` says so and ends."""
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    argv = [
+        sys.executable,
+        "-m",
+        "saveslot",
+        "serve",
+        "--workers",
+        "2",
+        "--port",
+        "0",
+        "--store",
+        str(tmp_path / "s.db"),
+    ]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(folder)})
+    assert done.returncode == 6
+    assert "TMPDIR" in done.stderr
 
 
 def _children(pid: int) -> list[int]:

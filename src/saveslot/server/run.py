@@ -193,7 +193,10 @@ async def _siblings(app: Server, position: Position) -> AsyncGenerator[None]:
         return msgspec.json.encode(await own(app.manager, app.room, app.seen))
 
     siblings = app.seen.siblings = Siblings(position.folder, position.number, figures)
-    await siblings.start()
+    try:
+        await siblings.start()
+    except OSError as exc:
+        raise Unavailable(f"--workers needs sockets in {position.folder} ({exc}); set TMPDIR to a short path") from exc
     try:
         yield
     finally:
