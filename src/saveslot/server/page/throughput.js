@@ -59,5 +59,5 @@ export function throughputView({ seconds, stored }, bytes) {
   const written = chosen === "60s" ? bytes : mean("bytes");
   return html`<section class="panel" aria-label="Throughput"><header class="panel-head"><h2>Throughput</h2><span class="push segments">${["60s", "1h", "24h"].map((name) => html`<button aria-pressed=${String(name === chosen)} @click=${() => replace(withQuery({ window: name === "60s" ? null : name }))}>${name.replace(/(\d)([a-z])/, "$1 $2")}</button>`)}</span></header>
     <div class="pad"><div class="figures"><span><b>${perSecond < 10 ? perSecond.toFixed(perSecond && perSecond < 0.1 ? 3 : 1) : count(Math.round(perSecond))}</b> checkpoints/s</span>${written === undefined ? null : html`<span><b>${size(Math.round(written))}</b>/s</span>`}</div>
-    <svg class="throughput" viewBox=${`0 0 ${WIDTH} ${HEIGHT + 2}`} role="img" aria-label=${`${perSecond.toFixed(1)} checkpoints a second; at most ${most.toFixed(1)}, over ${chosen}`}><path class="area" d=${`${line}V${HEIGHT}H0z`}/><path class="line" d=${line}/></svg></div></section>`;
+    <svg class="throughput" preserveAspectRatio="none" viewBox=${`0 0 ${WIDTH} ${HEIGHT + 2}`} role="img" aria-label=${`${perSecond.toFixed(1)} checkpoints a second; at most ${most.toFixed(1)}, over ${chosen}`}><path class="area" d=${`${line}V${HEIGHT}H0z`}/><path class="line" d=${line}/></svg></div></section>`;
 }
