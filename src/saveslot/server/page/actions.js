@@ -85,7 +85,7 @@ export async function rollback(subject, target) {
     body: () => html`<p class="lead">Adds an entry with the state of ${target.seq}. Nothing is lost: ${many(later.length, "later checkpoint")} ${later.length === 1 ? "stays" : "stay"} in the log, and undoing is a rollback to ${from}.</p>
       ${index >= Math.max(0, entries.length - 140) ? planned(marks, index - Math.max(0, index - 20), head.seq + 1) : null}
       <div class="boxed"><div class="sum-line">${operations.value ? html`${summary(operations.value)} <span class="soft">from now (${from}) to ${target.seq}</span>` : html`<span class="soft">comparing …</span>`}</div>
-      <div class="scrolled">${operations.value ? operationRows(operations.value) : null}</div></div>
+      <div class="scrolled" tabindex="0">${operations.value ? operationRows(operations.value) : null}</div></div>
       <ul class="consequences">
         ${steps.length ? html`<li>${icon("events")}<span><b>${many(steps.length, "step")} ${steps.length === 1 ? "is" : "are"} not undone:</b> <span class="mono">${plain(steps.slice(0, 4).map((e) => `${e.name} ${e.step?.key ?? ""}`.trim()).join(", "))}${steps.length > 4 ? " …" : ""}</span>. They happened; their results stay in the log.</span></li>` : null}
         ${subject.state === "failed" ? html`<li>${icon("events")}<span>The session becomes <b>active</b> again.</span></li>` : null}
@@ -118,7 +118,7 @@ async function conflicted(subject, failure, doing, target, seen, again) {
     body: () => html`<p class="lead">You looked at entry ${seen}; the session is now at ${last}. Nothing was changed.</p>
       <table class="came boxed"><tbody>${came.slice(-8).map((entry) => html`<tr><td class="seq">${entry.seq}</td><td class="mono"><b>${plain(entry.name)}</b></td><td class="soft">${plain((entry.changed ?? []).join(", "))}</td><td>${plain(entry.owner ?? "")}</td><td class="soft">${ago(entry.at)}</td></tr>`)}</tbody></table>
       ${names.length ? html`<p>${doing} would now also leave <b>${plain(names.join(", "))}</b> behind:</p>` : null}
-      <div class="boxed scrolled">${operationRows(operations)}</div>`,
+      <div class="boxed scrolled" tabindex="0">${operationRows(operations)}</div>`,
     cancel: "Leave it",
     ...next,
     refused: (again2) => conflicted(subject, again2, doing, target, last, again),

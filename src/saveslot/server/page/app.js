@@ -1,11 +1,12 @@
 // @ts-check
 /** The page: a bar with the places, the screen of the place one is at, and what floats above both. */
-import { me, namespace, signedOut } from "./api.js";
+import { me, signedOut } from "./api.js";
 import { now } from "./clock.js";
 import { ask, close, dialogView, question } from "./dialog.js";
 import { clock, plain, span } from "./format.js";
 import { brand, icon } from "./icons.js";
 import { addShortcuts, keysView } from "./keys.js";
+import { namespaceView, otherNamespaces, urlIn } from "./namespaces.js";
 import { needing } from "./needing.js";
 import { openPalette, paletteView } from "./palette.js";
 import { go, place } from "./places.js";
@@ -97,6 +98,7 @@ const commands = () => [
   ...PLACES.map(({ name, path }) => ({ name: `Go to ${name}`, note: path, run: () => go(path) })),
   { name: "Settings and tokens", note: "/settings", run: () => go("/settings") },
   ...(screen.peek()?.shortcuts?.() ?? []).map(({ text, keys, run }) => ({ name: text, note: keys[0], run })),
+  ...otherNamespaces().map((name) => ({ name: `Go to namespace ${plain(name)}`, note: "", run: () => location.assign(urlIn(location.pathname, name)) })),
   { name: "Switch theme", note: "t", run: toggleTheme },
   { name: "Show keys", note: "?", run: showKeys },
 ];
@@ -111,7 +113,7 @@ const banner = () => (connected.value ? null : html`<div class="banner" role="al
 
 const view = () => html`<a class="skip" href="#main">Skip to content</a>
   <header class="bar"><a class="brand" href="/">${brand}<b>saveslot</b></a><nav class="places" aria-label="Places">${links()}</nav><span class="push"></span>
-    ${me.value ? html`<span class="store"><b>${plain(namespace())}</b> · ${plain(me.value.store)}</span>${liveMark()}` : null}
+    ${me.value ? html`<span class="store">${namespaceView()} · ${plain(me.value.store)}</span>${liveMark()}` : null}
     <button class="find" @click=${openPalette} aria-label="Find or do">${icon("search")}<span>Find or do</span><kbd>Ctrl K</kbd></button>
     <button class="icon-button" @click=${toggleTheme} aria-label="Switch theme">${icon("theme")}</button>
     <a class="icon-button" href="/settings" aria-label="Settings" aria-current=${place.value.path === "/settings" ? "page" : null}>${icon("settings")}</a></header>

@@ -43,7 +43,7 @@ function follow(begun, name, done) {
   ask({
     title: `${name} ${many(begun.of, "session")}`,
     body: () => html`<p class="lead" role="status">${job.value.state === "running" ? "Running: " : job.value.state === "interrupted" ? "Interrupted, its server ended: " : "Finished: "}<b>${count(job.value.done)} done</b>, <b>${count(job.value.refused_count)} refused</b> of ${count(job.value.of)}.</p>
-      ${job.value.refused.length ? html`<ul class="boxed scrolled refusals">${each(job.value.refused, ({ id }) => id, ({ id, message }) => html`<li><b>${plain(id)}</b> ${plain(message)}</li>`)}</ul>` : null}`,
+      ${job.value.refused.length ? html`<ul class="boxed scrolled refusals" tabindex="0">${each(job.value.refused, ({ id }) => id, ({ id, message }) => html`<li><b>${plain(id)}</b> ${plain(message)}</li>`)}</ul>` : null}`,
   });
 }
 

@@ -208,7 +208,7 @@ function keepInView(scroller) {
 /** What a rollback would look like: a small tape with the dashed arc to its target. @param {Marks} marks @param {number} target @param {number} next */
 export function planned(marks, target, next) {
   const x = marks.xs[marks.xs.length - 1] + 10;
-  return html`<div class="tape-scroll"><svg class="planned-tape" width=${marks.width} height="104" viewBox=${`0 ${RULER} ${marks.width} 104`} aria-hidden="true">${hatch}
+  return html`<div class="tape-scroll" tabindex="0"><svg class="planned-tape" width=${marks.width} height="104" viewBox=${`0 ${RULER} ${marks.width} 104`} aria-hidden="true">${hatch}
     ${each(marks.dotted, (_, i) => i, (d) => svg`<path class="unowned" d=${`M${d.x} ${MIDDLE}h${d.width}`}/>`)}
     ${each(marks.clips, (_, i) => i, (clip) => drawClip({ ...clip, label: "" }))}
     <rect class="hatched" x=${marks.xs[target] + 3} y=${CLIP} width=${x - marks.xs[target] - 3} height=${BODY + HEADER} fill="url(#hatch)"/>
@@ -219,4 +219,4 @@ export function planned(marks, target, next) {
 }
 
 /** A tape to look at: without a playhead. @param {Marks} marks */
-export const exampleTape = (marks) => html`<div class="tape-scroll"><div class="tape still"><svg width=${marks.width} height=${marks.height} aria-hidden="true">${hatch}${drawing(marks, -1)}</svg></div></div>`;
+export const exampleTape = (marks) => html`<div class="tape-scroll" tabindex="0"><div class="tape still"><svg width=${marks.width} height=${marks.height} aria-hidden="true">${hatch}${drawing(marks, -1)}</svg></div></div>`;
