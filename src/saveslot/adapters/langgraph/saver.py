@@ -33,6 +33,7 @@ from saveslot.errors import InvalidInput
 from saveslot.manager import SessionManager
 from saveslot.manager.reading import Page
 from saveslot.moving.langgraph_state import AGENT_TYPE, SEEN, VERSIONS, key_of, own_key, session_id_of
+from saveslot.stores.wire.loops import running
 from saveslot.values.checks import Data
 
 R = TypeVar("R")
@@ -294,17 +295,23 @@ class SaveslotSaver(Opened, BaseCheckpointSaver[Any]):
         self, thread_id: Any, work: Callable[[Thread], Coroutine[Any, Any, None]], sessions: SessionManager
     ) -> None:
         """Write to a thread, to the end even if the caller is cancelled: its next call sees what was saved."""
+        answer: asyncio.Future[None] = running().create_future()
 
         async def write() -> None:
-            async with self._threads.turn(sessions, thread_id) as thread:
-                await work(thread)
+            try:
+                async with self._threads.turn(sessions, thread_id) as thread:
+                    await work(thread)
+            except Exception as exc:  # noqa: BLE001  (the caller gets it)
+                if not answer.done():
+                    answer.set_exception(exc)
+            else:
+                if not answer.done():
+                    answer.set_result(None)
+            finally:
+                answer.cancel()  # does nothing to one that is set
 
-        task = sessions.engine.start(write())
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.add_done_callback(_ignore)
-            raise
+        sessions.engine.start(write())
+        await answer  # a shielded task would wake its caller a turn of the event loop later
 
     @property
     def _codec(self) -> Codec:
@@ -394,9 +401,3 @@ async def _drop_runs(thread: Thread, runs: set[str]) -> None:
     index = await thread.index()
     places = {(ns, checkpoint_id) for ns, ids in index.puts.items() for checkpoint_id in ids}
     await thread.keep({place for place in places if index.runs.get(place) not in runs})
-
-
-def _ignore(task: asyncio.Future[None]) -> None:
-    """Take the outcome of a write whose caller is gone, so that asyncio does not log it as lost."""
-    if not task.cancelled():
-        task.exception()
