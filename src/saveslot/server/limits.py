@@ -2,7 +2,8 @@
 
 Both doors write through it, and every verb is an append in the end: a fork, a copy, an import and a job count as what
 they write. Sessions and bytes are counted in the store, now and then, and this process adds what it has written since:
-so with one process the limits are exact, and of what other processes write it learns with the next count. Entries per
+so with one process the limits are exact. Of what other processes write it learns with the next count; so that all of
+them together keep to a limit, each uses up a part of the room that it counted, and then counts again. Entries of a
 minute are counted in this process alone.
 """
 
@@ -28,10 +29,13 @@ from saveslot.values.log import EVER_DELETED, Group, Labels, Outcome, Query, Row
 SESSION, ENTRY = 500, 100
 # A count is used for a second, or for so many times as long as it took: then it takes at most a twentieth of the time.
 FRESH, SHARE = 1.0, 20
+# Of the room that it counted a process uses up such a part before it counts again, if counts are quick.
+PART = 8
 # After so many times that, a write waits for the next count instead of starting one and going on.
 STALE = 3
-# Seconds that a refusal waits, so that counts do not follow each other faster.
-NAP = 0.1
+# Near a limit the next count may come after so many times as long as the last one took, if a write has to wait for it
+# no longer than so many seconds: so if counts take up to 50 ms.
+SOON, NAP = 5, 0.25
 # Seconds that a write waits for a count. If there is none by then, it goes on: the first count takes about a second per
 # million entries, and nobody should have to wait for it after each start of the server.
 PATIENCE = 5.0
@@ -101,6 +105,7 @@ class Window:
         return self._total
 
     def add(self, entries: int) -> Part:
+        self.count()  # drops what is older
         now = int(running().time())
         if not self._parts or self._parts[-1].second != now:
             self._parts.append(Part(now, 0))
@@ -146,17 +151,38 @@ class Account:
         if self.quota.sessions is None and self.quota.bytes is None:
             return
         usage = self._usage
-        if usage is None:
+        age, full = 0.0 if usage is None else running().time() - usage.at, self._full(wanted) is not None
+        if usage is None or age > STALE * usage.fresh or (full and age > usage.fresh):
             await self._counted()
-            return
-        age, full = running().time() - usage.at, self._full(wanted) is not None
-        if age > STALE * usage.fresh or (full and age > usage.fresh):
-            await self._counted()
-        elif full and self._doubtful and (rest := SHARE * usage.took - age) <= NAP:
-            await asyncio.sleep(max(0.0, rest))
-            await self._counted()
+        elif full and self._doubtful:
+            await self._counted_soon(usage)
         elif age > usage.fresh:
             self._count()
+        while (usage := self._usage) is not None and not self._full(wanted) and self._spent(usage, wanted):
+            if not await self._counted_soon(usage):
+                return
+
+    def _spent(self, usage: Usage, wanted: Amount) -> bool:
+        """True if this process has used up its part of the room that was counted."""
+        if wanted.deleting:
+            return False
+        parts = (
+            (self.quota.sessions, usage.sessions, self._sessions(usage), wanted.sessions),
+            (self.quota.bytes, usage.bytes, self._bytes(usage), wanted.bytes),
+        )
+        return any(
+            limit is not None and more and now > counted and now + more - counted > (limit - counted) // PART
+            for limit, counted, now, more in parts
+        )
+
+    async def _counted_soon(self, usage: Usage) -> bool:
+        """Wait for another count, if counts are so quick that one is due soon; return whether there was one."""
+        rest = SOON * usage.took - (running().time() - usage.at)
+        if rest > NAP:
+            return False
+        await asyncio.sleep(max(0.0, rest))
+        await self._counted()
+        return self._usage is not usage
 
     def require(self, wanted: Amount) -> None:
         """Raise `QuotaExceeded` if there is no room for it."""
