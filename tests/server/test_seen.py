@@ -76,7 +76,7 @@ async def test_metrics_of_what_happens(servers, database):
         assert total(before, "saveslot_sessions_held", namespace=odd) == 1
         assert total(before, "saveslot_sessions_orphaned", namespace=odd) == 0
         served.request("DELETE", f"/v1/sessions/one/lease/{lease}{path}&error=x")
-        assert len(served.request("POST", f"/v1/claims{path}", {}).json["items"]) == 1
+        assert len(served.request("POST", f"/v1/claims{path}", {"wait": 5}).json["items"]) == 1
         watching = HTTPConnection(served.address, timeout=60)
         watching.request("GET", f"/v1/events{path}")
         assert watching.getresponse().readline()

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 # Seconds that another process gets to answer. One that is starting, ending or stuck is left out.
-PATIENCE = 2.0
+PATIENCE = 5.0
 
 
 class Siblings:
