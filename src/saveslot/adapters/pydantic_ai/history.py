@@ -1,10 +1,8 @@
-"""Pydantic AI: a store of its conversations, each a session. Extra: `pydantic-ai`.
+"""A store of Pydantic AI's conversations, each a session.
 
 A conversation's state is `{"record": {…}, "entries": […]}`: the framework's record, and each message once with the id
 of the entry before it. A fork's session has copies of the entries before it, so it outlives what it was forked from.
 """
-
-# ruff: noqa: E402  (the version of the framework is checked before it is imported)
 
 from __future__ import annotations
 
@@ -15,17 +13,6 @@ from typing import Any
 
 import msgspec
 from pydantic import TypeAdapter
-
-from saveslot import blocking
-from saveslot.adapters.access import Access, require
-from saveslot.adapters.follow import NOTHING, New, Sight, look, settled, write
-from saveslot.errors import Conflict
-from saveslot.manager import SessionManager
-from saveslot.session.model import AgentSession
-from saveslot.values.checks import Data, as_name
-
-require("pydantic-ai", "pydantic-ai-slim", "2.68", "3")
-
 from pydantic_ai.conversation_store import (
     ConversationConflict,
     ConversationEntry,
@@ -33,6 +20,14 @@ from pydantic_ai.conversation_store import (
     ConversationStore,
 )
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
+
+from saveslot import blocking
+from saveslot.adapters.access import Access
+from saveslot.adapters.follow import NOTHING, New, Sight, look, settled, write
+from saveslot.errors import Conflict
+from saveslot.manager import SessionManager
+from saveslot.session.model import AgentSession
+from saveslot.values.checks import Data, as_name
 
 AGENT = "pydantic-ai"
 # The label by which the conversations of a scope are found.
