@@ -27,7 +27,7 @@ SCREENS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "sessions": ("/sessions", "tr.row .small-tape", (".saved", ".facets", ".search", ".list", ".histogram", "tr.row")),
     "session": (
         "/sessions/trip-lisbon?at=22",
-        ".tree",
+        ".tree, .operations",
         (".headline h1", ".sentence", ".tape-panel", ".log", ".centre", ".outlook", "[aria-label=Facts]"),
     ),
     "orphan": ("/sessions/lesson-2207", ".card", (".tape-panel", ".log", ".card", ".outlook")),

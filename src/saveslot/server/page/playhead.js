@@ -40,7 +40,11 @@ export function playhead(log, onmove) {
     if (a) return list.find(({ seq }) => seq === a)?.data_seq ?? a;
     const dataSeq = entry.data_seq ?? 0;
     const data = indexIn(list, dataSeq);
-    return list[data]?.seq === dataSeq ? (list[data - 1]?.data_seq ?? 0) : 0;
+    if (list[data]?.seq !== dataSeq) return 0;
+    // A thinned entry has no data to start from: the one before it has.
+    let before = list[data - 1]?.data_seq ?? 0;
+    while (list[indexIn(list, before)]?.thinned) before = list[indexIn(list, before) - 1]?.data_seq ?? 0;
+    return before;
   }
 
   /** Stand at an entry without a step in the URL. @param {number} seq @param {boolean} follow */

@@ -72,7 +72,8 @@ export function statePane({ id, entries, index, current, target, baseOf, storyHe
       if (mine !== asked) return;
       const value = { seq: entry.seq, dataSeq, base, data: /** @type {any} */ ({}), operations: /** @type {any[]} */ ([]), trouble: "", large: (entries().find(({ seq }) => seq === dataSeq)?.state_bytes ?? 0) >= LARGE, rests: new Map() };
       try {
-        if (value.large) Object.assign(value, parted({}, new Map(), "", await states.outline(dataSeq)));
+        if (entries().find(({ seq }) => seq === dataSeq)?.thinned) value.data = null;
+        else if (value.large) Object.assign(value, parted({}, new Map(), "", await states.outline(dataSeq)));
         else if (dataSeq) value.data = await states.state(dataSeq);
         if (dataSeq && value.data === null) value.trouble = "This checkpoint was thinned: its data is gone, its entry stays.";
         else if (dataSeq && base && base !== dataSeq) value.operations = await states.diff(base, dataSeq, value.large);
@@ -122,7 +123,7 @@ export function statePane({ id, entries, index, current, target, baseOf, storyHe
     const tabs = [["state", "State", ""], ["diff", "Diff", s?.operations.length ? count(s.operations.length) : ""], ...(key ? [["messages", "Messages", count(s?.data[key].length)]] : []), ["raw", "Raw", ""]];
     return html`<section class="panel centre" aria-label="State">
       <header class="panel-head tabs"><div role="tablist">${tabs.map(([value, text, number]) => html`<button role="tab" aria-selected=${String(name === value)} @click=${() => setTab(value)}>${text}${number ? html` <span class="number">${number}</span>` : null}</button>`)}</div>
-        <span class="push"></span><a class="quiet-link" href=${compareUrl()}>compare <kbd aria-hidden="true">d</kbd></a><button class="quiet" @click=${setA}>${seqA() ? "clear A" : html`set A here <kbd>a</kbd>`}</button></header>
+        <span class="push"></span><button class="quiet" @click=${setA}>${seqA() ? "clear A" : html`set A here <kbd>a</kbd>`}</button><a class="quiet-link" href=${compareUrl()}>compare <kbd aria-hidden="true">d</kbd></a></header>
       <div class="sum-line">${fresh && !fresh.trouble && (own || seqA()) ? summary(fresh.operations) : null}
         <span class="soft">${seqA() ? html`since <b>A</b> <span class="mono">${base ? `${base.seq} ${plain(base.name)}` : seqA()}</span>` : own ? (base ? html`since <span class="mono">${base.seq} ${plain(base.name)}</span>` : "the first state") : entry.data_seq ? html`no data of its own; the state is that of <span class="mono">${entry.data_seq} ${plain(target()?.name ?? "")}</span>` : "no data yet"}</span>
         <span class="push"></span>
