@@ -201,6 +201,19 @@ def test_entries_of_a_minute(served, space):
     assert use["checkpoints_per_minute"] == {"limit": 5, "used": 6}
 
 
+def test_what_ends_a_session_at_the_limit(served, space):
+    """At the limit a session can be cancelled, with or without a worker, and its worker can give it up."""
+    assert create(served, space, "idle").status == create(served, space, "held").status == 201
+    lease = served.request("POST", f"/v1/sessions/held/lease?ns={space}", {"worker": "w"}).json["lease_id"]
+    limit(served, space, checkpoints_per_minute=0)
+    assert served.request("POST", f"/v1/sessions/idle/cancel?ns={space}", {}).json["state"] == "failed"
+    assert served.request("POST", f"/v1/sessions/held/cancel?ns={space}", {}).json["state"] == "active"
+    assert served.request("DELETE", f"/v1/sessions/held/lease/{lease}?ns={space}").status == 204
+    assert served.request("GET", f"/v1/sessions/held?ns={space}").json["state"] == "failed"
+    changed = served.request("PATCH", f"/v1/sessions/held?ns={space}", {"labels": {"a": "b"}}, if_match="*")
+    assert refused(changed, "checkpoints_per_minute")
+
+
 async def test_entries_that_do_not_land_do_not_count(served, space):
     """Refused and repeated writes use nothing up, and one call cannot bring more than a minute's entries."""
     limit(served, space, checkpoints_per_minute=8)

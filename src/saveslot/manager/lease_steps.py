@@ -51,7 +51,8 @@ async def begin_step(
 
     async def begin(held: Held) -> StepRun:
         earlier = await entry_of(sessions.engine.vault, held.key, call_id)
-        if earlier is not None:
+        # A start under another lease was another worker's, which may have done the work.
+        if earlier is not None and earlier.fence == held.fence:
             step = await _journaled(held, name, options.key)
             if step.seq == earlier.seq and step.state == "started":
                 return _run(step, step.attempts)

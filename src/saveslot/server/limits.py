@@ -412,7 +412,8 @@ def _most(limit: int, least: int, wanted: Amount) -> int:
 
 
 def _add(amount: Amount, group: Group) -> None:
-    amount.closing &= all(entry.kind in CLOSING for entry in group.entries)
+    kinds = {entry.kind for entry in group.entries}
+    amount.closing &= kinds - {Kind.UPDATED} <= CLOSING and kinds != {Kind.UPDATED}  # an update may say why it ended
     amount.deleting &= group.delete and len(group.entries) == 1 and _weight(group) <= TOMB
     amount.sessions += group.create is not None
     amount.bytes += _weight(group)

@@ -63,6 +63,7 @@ def test_at_most_once(served, session):
     assert isinstance(error(begin(served, session, given, {"name": "x"}, idempotency_key="k1")), InvalidInput)
     given = passed_on(served, session, given)
     assert isinstance(error(begin(served, session, given, ONCE)), StepUnknown)
+    assert isinstance(error(begin(served, session, given, ONCE, idempotency_key="k1")), StepUnknown)  # another's key
     again = begin(served, session, given, {**ONCE, "on_unknown": "retry"}).json
     assert (again["state"], again["attempt"]) == ("run", 2)
     assert again["idempotency_key"] == first.json["idempotency_key"]
