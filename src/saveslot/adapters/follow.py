@@ -154,13 +154,29 @@ def overtaken(session_id: str, seen: Sight, newest: Sight) -> Conflict:
 
 async def settled(work: Coroutine[Any, Any, R]) -> R:
     """Await a write to its end, also if the caller is cancelled: what an object has seen then includes it."""
-    task = running().create_task(work)
+    answer: asyncio.Future[R] = running().create_future()
+    task = running().create_task(deliver(work, answer))
     try:
-        return await asyncio.shield(task)
+        return await answer
     except asyncio.CancelledError:
         while not task.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()  # retrieved: the caller gets its cancellation
         raise
+
+
+async def deliver(work: Coroutine[Any, Any, R], answer: asyncio.Future[R]) -> None:
+    """Run `work` as a task of its own, for a caller that awaits the answer and may be cancelled.
+
+    A shielded task would wake its caller a turn of the event loop later.
+    """
+    try:
+        result = await work
+    except Exception as exc:  # noqa: BLE001  (the caller gets it)
+        if not answer.done():
+            answer.set_exception(exc)
+    else:
+        if not answer.done():
+            answer.set_result(result)
+    finally:
+        answer.cancel()  # does nothing to one that is set

@@ -26,6 +26,7 @@ from langgraph.checkpoint.serde.types import TASKS
 
 from saveslot import blocking
 from saveslot.adapters.access import Access
+from saveslot.adapters.follow import deliver
 from saveslot.adapters.langgraph.opened import Opened
 from saveslot.adapters.langgraph.thread import New, Part, Thread, Threads, Written
 from saveslot.adapters.langgraph.values import Codec
@@ -298,20 +299,11 @@ class SaveslotSaver(Opened, BaseCheckpointSaver[Any]):
         answer: asyncio.Future[None] = running().create_future()
 
         async def write() -> None:
-            try:
-                async with self._threads.turn(sessions, thread_id) as thread:
-                    await work(thread)
-            except Exception as exc:  # noqa: BLE001  (the caller gets it)
-                if not answer.done():
-                    answer.set_exception(exc)
-            else:
-                if not answer.done():
-                    answer.set_result(None)
-            finally:
-                answer.cancel()  # does nothing to one that is set
+            async with self._threads.turn(sessions, thread_id) as thread:
+                await work(thread)
 
-        sessions.engine.start(write())
-        await answer  # a shielded task would wake its caller a turn of the event loop later
+        sessions.engine.start(deliver(write(), answer))
+        await answer
 
     @property
     def _codec(self) -> Codec:
