@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 from saveslot.errors import InvalidInput
@@ -40,7 +41,7 @@ class Place(NamedTuple):
 
     @property
     def id(self) -> str:
-        return fit(joined(*self))
+        return _id(self)
 
     @property
     def shared(self) -> dict[str, str]:
@@ -54,6 +55,11 @@ class Place(NamedTuple):
     @property
     def labels(self) -> dict[str, str]:
         return {APP: fit(self.app_name)}
+
+
+@lru_cache(4096)
+def _id(place: Place) -> str:
+    return fit(joined(*place))
 
 
 def shared(app_name: str, user_id: str) -> dict[str, str]:
