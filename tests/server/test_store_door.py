@@ -137,6 +137,8 @@ async def test_a_token_speaks_for_its_own_workers_only(door):
                 await store.beat([], Worker(row.owner, "evil", ttl, first=first))
         with pytest.raises(InvalidInput, match="worker"):  # sessions that errors left would never be orphans
             await store.beat([], Worker(NO_WORKER, "evil", 1 << 40, first=True))
+        with pytest.raises(InvalidInput, match="name"):
+            await store.beat([], Worker(os.urandom(16), "x" * 1001, 1 << 20, first=True))
         taking = Pen("school-7", "imitated", fence=1, lease=os.urandom(16)).begin()
         taking.owner = row.owner
         with pytest.raises(Forbidden, match="worker"):

@@ -242,6 +242,8 @@ async def beat(call: Call, request: wire.Beat) -> list[int]:
     if worker is not None:
         if len(worker.id) != ID or worker.id == NO_WORKER or worker.ttl < 0:
             raise InvalidInput("worker", f"its id must be {ID} bytes of its own, its ttl 0 or more")
+        if len(worker.name) > LONGEST_NAME:  # no quota counts workers
+            raise InvalidInput("worker", f"has a name of more than {LONGEST_NAME:,} characters")
         _require_crew(call.caller, worker.id)
         if call.caller.name:  # lists of workers name the token that they came with
             worker = msgspec.structs.replace(worker, name=f"{worker.name} ({call.caller.name})")
