@@ -167,7 +167,7 @@ export function nowScreen() {
   const counters = () => {
     const { by_state: states, orphaned } = facets.value;
     const values = /** @type {[string, number][]} */ ([["active", states.active], ["paused", states.paused], ["completed", states.completed], ["failed", states.failed], ["orphaned", orphaned]]);
-    return html`<section class="panel counters" aria-label="Sessions by state" aria-live="polite">${each(values, ([word]) => word, ([word, number]) => html`<a class="counter" href=${`/sessions?state=${word}`}><span class="counter-line">${stateWord(word)}${word === "orphaned" && number ? html`<span class="soft curve">of those active or paused</span>` : dayText(word)}</span><span class="counter-line"><b>${count(number)}</b>${curve(word)}</span></a>`)}</section>`;
+    return html`<section class="panel counters" aria-label="Sessions by state" aria-live="polite">${each(values, ([word]) => word, ([word, number]) => html`<a class="counter" href=${`/sessions?state=${word}`}><span class="counter-line">${stateWord(word)}${word === "orphaned" && number ? html`<span class="soft curve wide-only">of those active or paused</span>` : dayText(word)}</span><span class="counter-line"><b>${count(number)}</b>${curve(word)}</span></a>`)}</section>`;
   };
 
   /** @param {{need: Need, more: number}} row */
