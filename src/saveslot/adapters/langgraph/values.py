@@ -68,11 +68,11 @@ class Codec:
         if type(data) in _ALIKE:
             return data
         if type(data) is list:
-            items: list[Any] = data
+            items: list[Any] = data  # pyright: ignore[reportUnknownVariableType]
             return [item if type(item) in _ALIKE else self._rebuilt(item) for item in items]
         if type(data) is not dict:
             return self._loaded(data)
-        stored: Data = data
+        stored: Data = data  # pyright: ignore[reportUnknownVariableType]
         name = stored.get("$class", "")
         model = self._models.get(name)
         if model is None and not RESERVED.isdisjoint(stored):
