@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from saveslot import InvalidInput, InvalidTransition, KeyMissing, LeaseHeld, NotFound
+from saveslot import InvalidInput, InvalidTransition, KeyMissing, LeaseHeld, LeaseLost, NotFound
 
 KEY = bytes(range(32))
 
@@ -246,6 +246,18 @@ async def test_lifecycle_calls_of_a_holder_are_made_once(opened):
         assert (await others.complete("s", {"grade": "A"}, idempotency_key="c")).state == "completed"
         kinds = [entry.kind for entry in await sessions.entries("s")]
         assert kinds == ["created", "taken", "paused", "resumed", "completed"]
+
+
+async def test_a_call_that_ends_a_hold_is_made_twice_at_once(opened):
+    """The same complete or fail, made again while the first is under way, changes nothing and raises nothing."""
+    async with opened() as sessions:
+        for verb, argument in (("complete", 1), ("fail", "x")):
+            async with sessions.hold(verb, create="tutor") as held:
+                call = getattr(held, verb)
+                await asyncio.gather(*(call(argument, idempotency_key="k") for _ in range(3)))
+                with pytest.raises(LeaseLost):
+                    await call(argument, idempotency_key="k2")
+            assert len(await sessions.entries(verb)) == 3
 
 
 @pytest.mark.parametrize("key", [None, KEY])

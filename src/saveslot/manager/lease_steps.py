@@ -12,6 +12,7 @@ import msgspec
 
 from saveslot.errors import InvalidInput
 from saveslot.manager.leases import under
+from saveslot.manager.steps import settled_before
 from saveslot.session import steps
 from saveslot.session.engine import Space
 from saveslot.session.held import Held
@@ -80,13 +81,18 @@ async def end_step(
     again: bool = False,
     idempotency_key: str | None = None,
 ) -> int:
-    """Journal a step's result, or its error, `again` if another attempt follows; return the entry's number."""
+    """Journal a step's result, or its error, `again` if another attempt follows; return the entry's number.
+
+    The same call with the same `idempotency_key` gets the same number, also when the lease has ended meanwhile.
+    """
     content = {"name": name, "key": key, "result": result, "error": error, "again": again}
     call_id = request(idempotency_key, "end_step", content)
 
+    if (before := await settled_before(sessions, id, call_id)) is not None:
+        return before
+
     async def end(held: Held) -> int:
-        earlier = await entry_of(sessions.engine.vault, held.key, call_id)
-        if earlier is not None:
+        if (earlier := await entry_of(sessions.engine.vault, held.key, call_id)) is not None:
             return earlier.seq
         step = await _journaled(held, name, key)
         if step.state == "finished":

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from saveslot import codec
 from saveslot.errors import InvalidInput, NotFound
-from saveslot.session import steps
+from saveslot.session import requests, steps
 from saveslot.session.change import change
 from saveslot.session.draft import Draft
 from saveslot.session.engine import Space, passerby
@@ -56,28 +56,53 @@ async def list_steps(sessions: Space, id: str) -> list[StepLine]:
     ]
 
 
-async def resolve_step(sessions: Space, id: str, name: str, result: Any, *, key: str | None = None) -> int:
-    """Journal that a failed or unknown step happened, with this result; return the entry's number."""
+async def resolve_step(
+    sessions: Space, id: str, name: str, result: Any, *, key: str | None = None, request: bytes = b""
+) -> int:
+    """Journal that a failed or unknown step happened, with this result; return the entry's number.
+
+    `request` is that of a call with an idempotency key, as `settling` returns it.
+    """
     frame, wrong = steps.stored(result, sessions.engine.limit)
     if wrong is not None:
         raise wrong
-    return await _settle(sessions, id, name, key, Kind.STEP_FINISHED, {"resolved": True}, frame)
+    return await _settle(sessions, id, name, key, Kind.STEP_FINISHED, {"resolved": True}, frame, request)
 
 
-async def retry_step(sessions: Space, id: str, name: str, *, key: str | None = None) -> int:
+async def retry_step(sessions: Space, id: str, name: str, *, key: str | None = None, request: bytes = b"") -> int:
     """Let the next call of a failed or unknown step run it again, by the same idempotency key; return the entry's
     number.
     """
-    return await _settle(sessions, id, name, key, Kind.STEP_FAILED, {RETRY: True}, None)
+    return await _settle(sessions, id, name, key, Kind.STEP_FAILED, {RETRY: True}, None, request)
+
+
+def settling(idempotency_key: str | None, name: str, key: str | None, **outcome: Any) -> bytes:
+    """The request of a call that settles a step."""
+    return requests.request(idempotency_key, "settle_step", {"name": name, "key": key, **outcome})
+
+
+async def settled_before(sessions: Space, id: str, request: bytes) -> int | None:
+    """The entry that the same call wrote before; `InvalidInput` if another call used its key."""
+    if not request:
+        return None
+    head = await sessions.lookup.existing(id)
+    entry = await requests.entry_of(sessions.engine.vault, head.row.key, request)
+    return None if entry is None else entry.seq
 
 
 async def _settle(
-    sessions: Space, id: str, name: str, key: str | None, kind: Kind, note: Data, result: bytes | None
+    sessions: Space, id: str, name: str, key: str | None, kind: Kind, note: Data, result: bytes | None, request: bytes
 ) -> int:
     author = passerby(sessions, id, fresh=True, blind=True)
+    before = 0
 
-    async def decide(log: Log) -> Draft:
+    async def decide(log: Log) -> Draft | None:
+        nonlocal before
         head = cast("Head", author.head)
+        earlier = await requests.entry_of(sessions.engine.vault, log.key, request)
+        if earlier is not None:
+            before = earlier.seq
+            return None
         if head.row.lease is not None and head.row.left:
             raise await sessions.lookup.held(head)
         follow(log.at.state, "checkpoint")
@@ -92,10 +117,11 @@ async def _settle(
             fields["error"] = step.error or "unknown whether it finished"
         draft = log.draft()
         draft.step(kind, name, {**fields, **note}, result, sign=False)
+        draft.group.entries[-1].request = request
         return draft
 
-    draft = cast("Draft", await change(author, decide))
-    return draft.at.seq
+    draft = await change(author, decide)
+    return before if draft is None else draft.at.seq
 
 
 def _journal(head: Head, entries: Iterable[Entry]) -> Journal:

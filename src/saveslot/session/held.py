@@ -544,7 +544,11 @@ class Held(AsyncSteps):
             draft = transition.draft(log)
             return None if draft is None else self.by_us(draft)
 
-        await change(_WindingUp(self) if transition.kind in ENDING_KINDS else self, decide)
+        try:
+            await change(_WindingUp(self) if transition.kind in ENDING_KINDS else self, decide)
+        except LeaseLost:  # perhaps by the same call, which was still under way
+            if not await transition.made(store, key):
+                raise
 
     @once_in(_where)
     async def update_context(self, changes: Data | None = None, /, **more: Any) -> None:

@@ -41,6 +41,31 @@ def test_unknown_steps_are_settled(served):
     assert stale.status == 412
 
 
+def test_settling_again_with_its_key(served, other):
+    """Whoever settles a step again with the same key gets the first answer, and nothing is written."""
+    name = created(served, "settled-twice", data={})["session_id"]
+    lease = served.request("POST", f"/v1/sessions/{name}/lease", {}).json["lease_id"]
+    path = f"/v1/sessions/{name}/steps"
+    for step in ("pay", "mail"):
+        served.request("POST", path, {"name": step, "mode": "at_most_once"}, saveslot_lease=lease)
+    ended = {"error": "x"}
+    first = served.request("POST", f"{path}/mail", ended, saveslot_lease=lease, idempotency_key="end")
+    served.request("DELETE", f"/v1/sessions/{name}/lease/{lease}")
+    version = served.request("GET", f"/v1/sessions/{name}").json["version"]
+    for server in (served, other):  # the lease has ended
+        again = server.request("POST", f"{path}/mail", ended, saveslot_lease=lease, idempotency_key="end")
+        assert (again.status, again.json) == (200, first.json)
+    for step, body, another in (("pay", {"result": 1}, {"result": 2}), ("mail", {"retry": True}, {"result": 1})):
+        headers = {"if_match": f'"{version}"', "idempotency_key": step}
+        first = served.request("POST", f"{path}/{step}", body, **headers)
+        version = served.request("GET", f"/v1/sessions/{name}").json["version"]
+        for server in (served, other):
+            again = server.request("POST", f"{path}/{step}", body, **headers)
+            assert (again.status, again.json) == (first.status, first.json) == (200, first.json)
+        assert served.request("POST", f"{path}/{step}", another, **headers).status == 422
+        assert served.request("GET", f"/v1/sessions/{name}").json["version"] == version
+
+
 def test_a_failed_condition_shows_what_came(served):
     """The version of now, and the entries after the one that If-Match names; nothing was done."""
     before = created(served, "came", data={"n": 0})

@@ -5,6 +5,7 @@ one whose outcome is unknown.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -12,7 +13,7 @@ from starlette.responses import Response
 
 from saveslot.errors import InvalidInput
 from saveslot.manager.lease_steps import StepRun, begin_step, end_step
-from saveslot.manager.steps import list_steps, resolve_step, retry_step
+from saveslot.manager.steps import list_steps, resolve_step, retry_step, settled_before, settling
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
 from saveslot.server.v1.answers import Page, Time, Value
@@ -110,11 +111,13 @@ async def settle(call: Call) -> Response:
     else:
         if settlement.error is not None:
             raise InvalidInput("error", "needs the lease that the step ran under, in Saveslot-Lease")
-        await check(call)
-        if settlement.retry:
-            seq = await retry_step(call.sessions, session_id, name, key=step_key)
-        else:
-            seq = await resolve_step(call.sessions, session_id, name, result, key=step_key)
+        outcome = {"retry": True} if settlement.retry else {"result": result}
+        call_id = settling(key(call), name, step_key, **outcome)
+        seq = await settled_before(call.sessions, session_id, call_id)
+        if seq is None:
+            await check(call)
+            settle_it = retry_step if settlement.retry else partial(resolve_step, result=result)
+            seq = await settle_it(call.sessions, session_id, name, key=step_key, request=call_id)
     return call.json({"name": name, "key": step_key, "seq": seq})
 
 
