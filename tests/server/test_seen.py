@@ -41,6 +41,16 @@ def total(samples: dict, name: str, **labels: str) -> float:
     return sum(value for known, value in samples[name].items() if labels.items() <= dict(known).items())
 
 
+def test_scrapes_leave_nothing_in_the_log(tmp_path):
+    """A server that is scraped has nothing to report."""
+    with (tmp_path / "log").open("w+") as log:
+        with serving(str(tmp_path / "agents.db"), stderr=log) as served:
+            assert served.request("POST", "/v1/sessions", {"agent_type": "tutor"}).status == 201
+            assert total(read(served), "saveslot_sessions", namespace="default") == 1
+        log.seek(0)
+        assert [line for line in log if not line.startswith("store: ")] == []
+
+
 def test_metrics_are_prometheus_text(served):
     """Prometheus's parser reads every line; requests, the store's calls and entries are counted, without content."""
     assert served.request("POST", "/v1/sessions", {"agent_type": "tutor", "data": {"text": SECRET}}).status == 201

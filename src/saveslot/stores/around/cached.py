@@ -125,6 +125,10 @@ async def _asked(ask: Callable[[], Awaitable[T]]) -> T:
 def _weight(answer: object) -> int:
     if not isinstance(answer, list):
         return EACH
-    items = cast("list[Head | Row | None]", answer)
-    rows = [item.row if isinstance(item, Head) else item for item in items if item is not None]
-    return EACH + sum(EACH + len(row.body) for row in rows)
+    return EACH + sum(EACH + _text(item) for item in cast("list[object]", answer))
+
+
+def _text(item: object) -> int:
+    """Bytes of an item that vary: the context, metadata and labels of a row, or a name."""
+    row = item.row if isinstance(item, Head) else item
+    return len(row.body) if isinstance(row, Row) else len(row) if isinstance(row, str) else 0
