@@ -104,10 +104,13 @@ export function eventsScreen() {
     waiting.value = [];
     waited.value = 0;
   }
+  /** What stands in the box; the URL has it once typing rests. */
+  const draft = signal(text());
   let typing = 0;
   /** @param {Event} event */
   function typed(event) {
     const { value } = /** @type {HTMLInputElement} */ (event.target);
+    draft.value = value;
     clearTimeout(typing);
     typing = setTimeout(() => {
       shown.value = [];
@@ -128,7 +131,7 @@ export function eventsScreen() {
     return html`<div class="headline"><h1>Events</h1><span class="soft">all sessions, as they are written</span><span class="push"></span>
         ${copyButtons({ cli: cli(["tail", ...(eventFilters(text()).session_id ?? []).slice(0, 1)]), curl: curl(apiUrl("/events", wanted())) })}
         <button aria-pressed=${String(paused.value)} @click=${pause}>${paused.value ? "Go on" : "Pause"}<kbd aria-hidden="true">space</kbd></button></div>
-      <div class="event-tools"><div class="search"><input type="search" aria-label="Filter events" placeholder="kind: agent: session: name:" .value=${text()} @input=${typed}></div>
+      <div class="event-tools"><div class="search"><input type="search" aria-label="Filter events" placeholder="kind: agent: session: name:" .value=${draft.value} @input=${typed}></div>
         <span class="segments">${Object.keys(GROUPS).map((name) => html`<button aria-pressed=${String(name === group())} @click=${() => { shown.value = []; replace(withQuery({ kind: name === "all" ? null : name })); }}>${name}</button>`)}</span></div>
       <section class="panel" aria-label="Entries"><div class="event-head"><b>${rate < 10 ? rate.toFixed(1) : count(Math.round(rate))} events/s</b>
         <svg class="rate-bars" width="420" height="22" aria-hidden="true">${each(values, (_, i) => i, (n, i) => svg`<rect x=${i * 7} y=${22 - (20 * n) / most} width="5" height=${(20 * n) / most}/>`)}</svg>

@@ -21,7 +21,7 @@ document.addEventListener("keydown", (event) => {
   const typing = target.matches("input, textarea, select, [contenteditable]");
   const name = (event.ctrlKey || event.metaKey ? "Ctrl " : "") + (event.key === " " ? "space" : event.key);
   const single = !event.ctrlKey && !event.metaKey && !event.altKey;
-  if (event.altKey || (single && (document.querySelector("dialog[open]") || (name !== "Escape" && (typing || !singleKeys()))))) return;
+  if (event.altKey || (single && (name === "Escape" ? document.querySelector(".palette[open]") : typing || !singleKeys() || document.querySelector("dialog[open]")))) return;
   if (name === "Enter" && target.matches("button, a, summary")) return;
   const pressed = began ? `${began} ${name}` : name;
   began = "";
