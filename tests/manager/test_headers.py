@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from saveslot import InvalidInput, NotFound, Owner, SessionState
+import saveslot
+from saveslot import Corrupt, InvalidInput, NotFound, Owner, SessionState
 from saveslot.stores.memory import MemoryStore
+from saveslot.stores.sqlite.file import connect
 
 
 async def filled(sessions, session_id="s"):
@@ -39,6 +41,26 @@ async def test_head_names_the_owner(sessions, others):
         assert owner.since == taken.timestamp == held.session.owner.since
         [found] = await others.find(heads=True)
         assert (found.head.owner.fence, found.head.name) == (1, "one")
+
+
+async def test_a_damaged_head_does_not_hide_other_sessions(tmp_path):
+    """A list has None for it, and the heads of the others; whoever reads that one session gets `Corrupt`."""
+    async with saveslot.open(f"sqlite:///{tmp_path}/s.db") as sessions:
+        for name in ("a", "b"):
+            await sessions.create_session("tutor", session_id=name)
+            await sessions.complete(name, {"grade": name})
+        connection = connect(f"{tmp_path}/s.db", None)
+        connection.execute("""
+            update checkpoints set note = cast(note || x'00' as blob)
+            where seq = 2 and key = (select key from sessions where id = 'a')
+        """)
+        connection.close()
+    async with saveslot.open(f"sqlite:///{tmp_path}/s.db") as sessions:
+        listed = {session.session_id: session for session in await sessions.find(heads=True)}
+        assert (listed["a"].head, listed["a"].state) == (None, SessionState.COMPLETED)
+        assert listed["b"].head.metadata == {"result": {"grade": "b"}}
+        with pytest.raises(Corrupt, match="a:2"):
+            await sessions.head("a")
 
 
 async def test_entries_are_headers_oldest_first(sessions, others):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal, TypeVar, cast, get_args
 
@@ -174,7 +175,8 @@ async def find(
         newest = await sessions.lookup.newest(head)
         session = sessions.lookup.session(head, newest, locked=True)
         if heads and head.row.locked is None:
-            session.head = head_of(head, newest, session.owner)
+            with suppress(Corrupt):  # one damaged session does not hide the others
+                session.head = head_of(head, newest, session.owner)
         page.append(session)
     if more:
         last = rows[-1]
