@@ -175,7 +175,8 @@ class Call:
         try:
             value = await apart(len(text), _decoded, text)
         except Corrupt:
-            raise Problem(400, InvalidInput("body", "is not JSON in UTF-8")) from None
+            reason = "is not JSON in UTF-8, or has a `$saveslot` that is no tagged form"
+            raise Problem(400, InvalidInput("body", reason)) from None
         self.content = converted(value, self.route.takes, "body")
 
     def json(self, value: Any, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
