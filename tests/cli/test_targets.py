@@ -166,6 +166,9 @@ def test_missing_target_exits_5(run, samples, argv):
         (["keeper", "--stale-after", "0d"], "greater than 0"),
         (["keeper", "--limit", "0"], "greater than 0"),
         (["keeper", "--every", "0"], "greater than 0"),
+        (["serve", "--port", "99999"], "from 0 to 65535"),
+        (["mcp", "--http", "--port", "-1"], "from 0 to 65535"),
+        (["serve", "--store", "http://127.0.0.1:1"], "is a server itself"),
         (["keeper", "--run", "echo"], "{id}"),
         (["keeper", "--run", "echo '{id}"], "No closing quotation"),
         (["keeper", "--run", "no-such-program {id}"], "program no-such-program not found"),
@@ -212,6 +215,7 @@ def test_every_error_has_its_exit_code():
         "history_lost": 1,
         "step_unknown": 1,
         "step_failed": 1,
+        "quota_exceeded": 1,
         "unavailable": 6,
         "unauthorized": 4,
         "forbidden": 4,
@@ -226,9 +230,9 @@ def test_help_names_every_command(run):
         "audit bench cancel complete completion copy create demo diff doctor erase export fail fork gc import keeper"
     )
     answer += (
-        " key label log ls mcp migrate pause pin record records release resume rm rollback serve show stats steps tail"
+        " key label log ls mcp migrate namespace pause pin quota record records release resume rm rollback serve show"
     )
-    answer += " thin token top unpin wait workers"
+    answer += " stats steps tail thin token top unpin wait workers"
     assert sorted(name for commands in COMMANDS.values() for name in commands) == answer.split()
     page = run().out
     assert run("--help").out == page

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from saveslot.cli.common import COMMON, Common
-from saveslot.cli.options import Flag
+from saveslot.cli.options import Flag, port_number
 from saveslot.cli.screen import note, write
 from saveslot.errors import InvalidInput
 
@@ -16,7 +16,9 @@ from saveslot.errors import InvalidInput
 def mcp(
     *,
     http: Annotated[bool, Flag("Serve clients on this machine over HTTP, at /mcp; default is stdio.")] = False,
-    port: Annotated[int, Parameter(metavar="PORT", help="Port for --http; 0: any free one.")] = 7789,
+    port: Annotated[
+        int, Parameter(validator=port_number, metavar="PORT", help="Port for --http; 0: any free one.")
+    ] = 7789,
     session: Annotated[
         str | None,
         Parameter(metavar="NAME", help="Session that tools use by default (default: the current folder's name)."),

@@ -29,6 +29,11 @@ def positive(_type: Any, value: float) -> None:
         raise ValueError("It must be greater than 0.")
 
 
+def port_number(_type: Any, value: int) -> None:
+    if value not in range(2**16):  # getaddrinfo keeps the last 16 bits of a larger one
+        raise ValueError("It must be from 0 to 65535.")
+
+
 def _not_negative(_type: Any, value: int | None) -> None:
     if value is not None and value < 0:
         raise ValueError("It must be 0 (no limit) or more.")

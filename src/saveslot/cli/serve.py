@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from saveslot.cli.common import COMMON, Common
 from saveslot.cli.exits import Misuse
-from saveslot.cli.options import Flag, positive
+from saveslot.cli.options import Flag, port_number, positive
 from saveslot.cli.screen import note, write
 from saveslot.errors import InvalidInput
 
@@ -19,7 +19,9 @@ def serve(
         str,
         Parameter(metavar="HOST", help="Address to listen on. Beyond this machine, callers need tokens."),
     ] = "127.0.0.1",
-    port: Annotated[int, Parameter(metavar="PORT", help="Port to listen on; 0: any free one.")] = 7788,
+    port: Annotated[
+        int, Parameter(validator=port_number, metavar="PORT", help="Port to listen on; 0: any free one.")
+    ] = 7788,
     token_required: Annotated[bool, Flag("Ask for tokens even before the first one was created.")] = False,
     rate: Annotated[
         float, Parameter(validator=positive, metavar="N", help="Maximum requests per second and token.")
@@ -54,6 +56,8 @@ def serve(
         write(f"listening on {url}\n".encode())
         note(f"store: {common.place} ({common.source}); stop with Ctrl-C")
 
+    if common.url.startswith("http"):
+        raise Misuse(f"serve: {common.place} is a server itself; name its store, or use its URL as it is")
     if (tls_cert is None) != (tls_key is None):
         raise Misuse("serve: --tls-cert and --tls-key belong together")
     options = Options(
