@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.page.api import get, post
 
@@ -169,3 +169,22 @@ def test_facets_are_a_sheet_on_a_phone(watched, url):
     expect(page.locator("tr.row")).to_have_count(2)
     expect(page.get_by_role("button", name="Filters 1")).to_be_visible()
     expect(page).to_have_url(f"{url}/sessions?state=failed")
+
+
+def test_tapes_are_asked_for_once_while_the_list_scrolls(watched, url):
+    """An answer that comes just after the list has moved on is followed by one request for the tapes in sight."""
+    for n in range(60):
+        post(url, "/sessions", {"agent_type": "crowd", "user_id": "u", "session_id": f"c-{n:02}"})
+    page = watched.open("/events")
+    held: list[Route] = []
+    page.route("**/v1/shapes?*", lambda route: route.continue_() if held else held.append(route))
+    page.get_by_role("link", name="Sessions").click()
+    expect(page.locator("tr.row").first).to_be_visible()
+    while not held:
+        page.wait_for_timeout(50)
+    page.locator(".table-scroll").evaluate("box => { box.scrollTop = box.scrollHeight; }")
+    last = page.locator("tr.row", has_text="lesson-2207")
+    expect(last).to_be_visible()
+    held[0].continue_()
+    expect(last.locator(".small-tape")).to_be_visible()
+    page.wait_for_timeout(600)  # a second request would come by now

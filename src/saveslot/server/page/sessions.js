@@ -20,8 +20,19 @@ import { savedViews } from "./saved_views.js";
 
 const PAGE = 100;
 const AHEAD = 12;
+// Rows that the list moves on at once.
+const STRIDE = 4;
 // Milliseconds after which the first page is read again, once sessions of it changed or new ones came.
 const SETTLE = 2000;
+
+/** @type {WeakMap<import("./small_tape.js").Shape, ReturnType<typeof smallTape>>} */
+const tapes = new WeakMap();
+/** A shape is laid out once, however often its row is drawn. @param {import("./small_tape.js").Shape} shape */
+function tapeOf(shape) {
+  const drawn = tapes.get(shape) ?? smallTape(shape);
+  tapes.set(shape, drawn);
+  return drawn;
+}
 
 export function sessionsScreen() {
   const rows = signal(/** @type {readonly Row[]} */ ([]));
@@ -36,9 +47,12 @@ export function sessionsScreen() {
   let anchor = 0;
   /** New sessions that wait for the list to be at its top. */
   const fresh = signal(0);
-  const scroll = signal({ top: 0, height: 800 });
+  /** The top row in sight, in steps of a few rows: between them nothing is drawn again. */
+  const topRow = signal(0);
+  const height = signal(800);
   const text = signal(print(fromUrl(place.peek().query)));
   const shapes = shapeSource();
+  const facetsNow = memo(facetsView);
   /** @type {HTMLElement | null} */
   let scroller = null;
   let asked = 0;
@@ -95,7 +109,7 @@ export function sessionsScreen() {
   let timer = 0;
   const stopStream = onDigest((digest) => {
     const { created = 0 } = digest.counts_by_kind;
-    if (created && scroll.peek().top < 10) touched.add("");
+    if (created && (scroller?.scrollTop ?? 0) < 10) touched.add("");
     else fresh.value += created;
     const changes = new Map(digest.touched.map((change) => [change.id, change]));
     const known = rows.peek().filter((row) => changes.has(row.session_id));
@@ -126,9 +140,8 @@ export function sessionsScreen() {
   }
 
   const visible = () => {
-    const height = rowHeight();
-    const first = Math.max(0, Math.floor(scroll.value.top / height) - AHEAD);
-    const last = Math.min(rows.value.length, Math.ceil((scroll.value.top + scroll.value.height) / height) + AHEAD);
+    const first = Math.max(0, topRow.value - AHEAD);
+    const last = Math.min(rows.value.length, topRow.value + STRIDE + Math.ceil(height.value / rowHeight()) + AHEAD);
     return { first, last, rows: rows.value.slice(first, last) };
   };
   const stopShapes = effect(() => {
@@ -228,7 +241,7 @@ export function sessionsScreen() {
       <td class="c-id"><a href=${sessionUrl(id)}>${plain(id)}</a>${fork ? html`<span class="label">${icon("fork")} fork</span>` : null}</td>
       <td class="c-agent">${plain(agent)}</td><td class="c-user">${plain(user)}</td>
       <td class="c-at mono">${plain(newest?.name ?? "")}</td>
-      <td class="c-tape">${shape ? smallTape(shape) : null}</td>
+      <td class="c-tape">${shape ? tapeOf(shape) : null}</td>
       <td class="c-number">${count(entries)}</td>
       <td class="c-number c-stored">${shape ? `${shape.from_seq > 1 ? "over " : ""}${size(shape.stored_bytes)}` : ""}</td>
       <td class="c-owner">${owner?.worker ? (orphaned ? html`<s>${ownerName(owner.worker, shape)}</s>` : ownerName(owner.worker, shape)) : ""}</td>
@@ -244,22 +257,24 @@ export function sessionsScreen() {
 
   function table() {
     const { first, last, rows: seen } = visible();
-    const height = rowHeight();
-    return html`<div class="table-scroll" tabindex="-1" ref=${watch} @scroll=${(/** @type {Event} */ e) => (scroll.value = at(/** @type {HTMLElement} */ (e.currentTarget)))}>
+    return html`<div class="table-scroll" tabindex="-1" ref=${watch} @scroll=${(/** @type {Event} */ e) => measure(/** @type {HTMLElement} */ (e.currentTarget))}>
       <table class="sessions"><thead><tr><th class="c-check"><input type="checkbox" aria-label="Select all that are loaded" .checked=${whole.value || (rows.value.length > 0 && selected.value.size >= rows.value.length)} @click=${selectLoaded}></th><th class="c-state">State</th><th class="c-id">Session</th><th class="c-agent">Agent</th><th class="c-user">User</th><th class="c-at">At</th><th class="c-tape">Tape</th><th class="c-number">Entries</th><th class="c-number c-stored">Stored</th><th class="c-owner">Owner</th>
         <th class="c-number"><button class="sort" aria-pressed=${String(sort() === "changed")} @click=${() => narrow({ sort: "changed" })}>Heartbeat${sort() === "changed" ? " ↓" : ""}</button></th>
         <th class="c-number c-age"><button class="sort" aria-pressed=${String(sort() === "created")} @click=${() => narrow({ sort: null })}>Age${sort() === "created" ? " ↓" : ""}</button></th></tr></thead>
-        <tbody><tr class="spacer" aria-hidden="true" .style=${{ height: `${first * height}px` }}></tr>
+        <tbody><tr class="spacer" aria-hidden="true" .style=${{ height: `${first * rowHeight()}px` }}></tr>
         ${each(seen, (row) => row.session_id, (row, i) => rowView(row, first + i))}
-        <tr class="spacer" aria-hidden="true" .style=${{ height: `${(rows.value.length - last) * height}px` }}></tr></tbody></table></div>`;
+        <tr class="spacer" aria-hidden="true" .style=${{ height: `${(rows.value.length - last) * rowHeight()}px` }}></tr></tbody></table></div>`;
   }
   /** @param {HTMLElement} element */
-  const at = (element) => ({ top: element.scrollTop, height: element.clientHeight });
+  function measure(element) {
+    topRow.value = Math.floor(element.scrollTop / rowHeight() / STRIDE) * STRIDE;
+    height.value = element.clientHeight;
+  }
   /** @param {HTMLElement} element */
   function watch(element) {
     scroller = element;
-    new ResizeObserver(() => (scroll.value = at(element))).observe(element);
-    scroll.value = at(element);
+    new ResizeObserver(() => measure(element)).observe(element);
+    measure(element);
   }
 
   const filtered = () => Object.values(current()).reduce((sum, values) => sum + values.length, 0);
@@ -276,7 +291,7 @@ export function sessionsScreen() {
     const total = facets.value?.sessions;
     return html`<h1 class="hidden">Sessions</h1><div class="views">${savedViews(current(), (saved) => narrow(Object.fromEntries([...Object.values(TOKENS), "text"].map((name) => [name, saved[name] ?? null]))))}
         <span class="push"></span><button class="filters-button" @click=${showFacets}>Filters${filtered() ? html` <span class="number">${filtered()}</span>` : null}</button>${copyButtons({ cli: commandHere(), curl: curl(apiUrl("/sessions", { ...toApi(current()), sort: sort() })) })}</div>
-      <div class="list-columns"><aside class="facets" aria-label="Filters">${facets.value ? facetsView(facets.value, current(), toggle) : null}</aside>
+      <div class="list-columns"><aside class="facets" aria-label="Filters">${facets.value ? facetsNow(facets.value, current(), toggle) : null}</aside>
       <div><div class="search"><input type="search" aria-label="Search sessions" placeholder="id, user, text, or state: agent: user: label: before: after:" .value=${text.value} @input=${typed}><kbd aria-hidden="true">/</kbd></div>
       <section class="panel list"><div class="list-head"><b aria-live="polite">${total === undefined ? "" : many(total, "session")}</b>
         ${[...misfits(current()), trouble.value].filter(Boolean).map((text) => html`<span class="s-failed" role="alert">${plain(text)}</span>`)}

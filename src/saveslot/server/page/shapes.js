@@ -27,6 +27,8 @@ export function shapeSource() {
     }
     while (known.size > KEPT) known.delete(known.keys().next().value ?? "");
     version.value++;
+    // The list may have moved on meanwhile, and its timer runs already.
+    clearTimeout(timer);
     if (waiting.size) timer = setTimeout(load, 50);
   }
 
