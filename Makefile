@@ -49,7 +49,7 @@ test-adapters: .venv/.dev .venv-adapters/.done $(APART:%=.venv-%/.done) ## the a
 
 test-page: .venv-page/.done ## the web page: its modules in Node, its screens in Chromium (both must be there)
 	@node --test --test-reporter=dot tests/page/js
-	@.venv-page/bin/pytest tests/page
+	@.venv-page/bin/pytest -m "not long" tests/page
 
 # Its declarations are compared with those that are here, so the version is fixed.
 TSC = npx --yes --package typescript@5.9.3 tsc --project clients/typescript
