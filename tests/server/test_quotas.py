@@ -214,6 +214,22 @@ def test_what_ends_a_session_at_the_limit(served, space):
     assert refused(changed, "checkpoints_per_minute")
 
 
+async def test_result_of_a_step_at_the_limit(served, space):
+    """A step that began before the limit was reached keeps its result; one that must begin by an entry is refused."""
+    async with saveslot.open(served.url, namespace=space) as sessions:
+        await sessions.create_session("tutor", session_id="a")
+
+        async def book():
+            await asyncio.to_thread(limit, served, space, checkpoints_per_minute=0)
+            return "booked"
+
+        async with sessions.hold("a") as held:
+            assert await held.step("book", book) == "booked"
+            with pytest.raises(QuotaExceeded):
+                await held.step("pay", book, mode="at_most_once")
+            assert [step.name for step in await held.steps() if step.state == "finished"] == ["book"]
+
+
 async def test_entries_that_do_not_land_do_not_count(served, space):
     """Refused and repeated writes use nothing up, and one call cannot bring more than a minute's entries."""
     limit(served, space, checkpoints_per_minute=8)

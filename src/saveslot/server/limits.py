@@ -41,10 +41,12 @@ SOON, NAP = 5, 0.25
 PATIENCE = 5.0
 # Seconds of the window in which entries are counted.
 MINUTE = 60
-# What ends, pauses, releases or shortens a session may go over a limit by a tenth, at least by so many entries or
-# bytes: a worker at the limit has to be able to stop, and to make room. Deleting is never refused.
+# What ends, pauses, releases or shortens a session, and the result of a step, may go over a limit by a tenth, at least
+# by so many entries or bytes: a worker at the limit has to be able to stop, to say what it has done, and to make room.
+# Deleting is never refused.
 CLOSING = frozenset({
     Kind.TOMBSTONE, Kind.RELEASED, Kind.COMPLETED, Kind.FAILED, Kind.PAUSED, Kind.CANCELLED, Kind.MARKED,
+    Kind.STEP_FINISHED, Kind.STEP_FAILED,
 })  # fmt: skip
 RESERVE, FEWEST, LEAST = 10, 10, 64 * 1024
 # Bytes of a deletion: a larger one is counted like any entry.
@@ -61,7 +63,7 @@ class Amount(msgspec.Struct):
     sessions: int = 0
     bytes: int = 0
     entries: int = 0
-    closing: bool = True  # no part of it does more than end, pause, release or shorten a session
+    closing: bool = True  # all of it is of these kinds, or an update that says why
     deleting: bool = True  # all of it are deletions
 
     def add(self, other: Amount, sign: int = 1) -> None:
