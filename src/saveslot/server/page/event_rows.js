@@ -28,11 +28,24 @@ export function merged(came, known, most) {
   return [...entries.values()].slice(0, most);
 }
 
-/** @param {readonly Entry[]} entries @param {boolean} [brief] */
-export const eventRows = (entries, brief = false) => html`<ul class=${brief ? "event-rows brief" : "event-rows"}>${each(entries, (e) => `${e.session_id}:${e.seq}`, (e) => html`<li>
+/** @param {Entry} e @param {boolean} brief */
+const line = (e, brief) => html`<li>
   <span class="e-time soft">${clock(Date.parse(e.timestamp) / 1000)}${brief ? null : html`<span class="ms">${fraction(e.timestamp)}</span>`}</span><svg class="rail e-mark" width="12" height="12" aria-hidden="true">${mark(e.kind)}</svg>
   ${brief ? null : html`<span class=${e.kind === "step_failed" || e.kind === "failed" ? "e-kind s-failed" : "e-kind soft"}>${kindText(e.kind)}</span>`}
   <a class="e-id" href=${sessionUrl(e.session_id, String(e.seq))}>${plain(e.session_id)}</a>
   ${brief ? null : html`<span class="e-seq soft">${count(e.seq)}</span>`}
   <span class="e-name mono">${brief ? called(e.kind, e.name) || kindText(e.kind) : called(e.kind, e.name) || html`<span class="on-phone soft">${kindText(e.kind)}</span>`}</span>
-  ${brief ? null : html`<span class="e-agent soft">${plain(e.agent_type ?? "")}</span><span class="e-owner soft">${plain(e.owner ?? "")}</span><span class="e-bytes soft">${e.bytes === null ? "" : size(e.bytes)}</span>`}</li>`)}</ul>`;
+  ${brief ? null : html`<span class="e-agent soft">${plain(e.agent_type ?? "")}</span><span class="e-owner soft">${plain(e.owner ?? "")}</span><span class="e-bytes soft">${e.bytes === null ? "" : size(e.bytes)}</span>`}</li>`;
+
+/** @type {[WeakMap<Entry, ReturnType<typeof line>>, WeakMap<Entry, ReturnType<typeof line>>]} */
+const lines = [new WeakMap(), new WeakMap()];
+/** An entry never changes, so its line is made once. @param {Entry} entry @param {boolean} brief */
+function lineOf(entry, brief) {
+  const known = lines[Number(brief)];
+  const drawn = known.get(entry) ?? line(entry, brief);
+  known.set(entry, drawn);
+  return drawn;
+}
+
+/** @param {readonly Entry[]} entries @param {boolean} [brief] */
+export const eventRows = (entries, brief = false) => html`<ul class=${brief ? "event-rows brief" : "event-rows"}>${each(entries, (e) => `${e.session_id}:${e.seq}`, (e) => lineOf(e, brief))}</ul>`;

@@ -20,6 +20,9 @@ import { effect, html, memo, signal } from "./view.js";
 /** @typedef {import("./entries.js").Header} Header */
 /** @typedef {ReturnType<typeof verbsOf>} Verbs */
 
+// Milliseconds from one reading of what came to the next.
+const PAUSE = 150;
+
 /** @param {string} id */
 export function sessionScreen(id) {
   const source = sessionSource(id);
@@ -36,7 +39,24 @@ export function sessionScreen(id) {
     await source.reload();
     if (head.following.peek()) head.toLast();
   }
-  const stopStream = onEntry({ session_id: id }, () => changed());
+  let stale = false;
+  let following = false;
+  /** Many entries, few readings: one at a time, with a pause after each. */
+  async function follow() {
+    stale = true;
+    if (following) return;
+    following = true;
+    try {
+      while (stale) {
+        stale = false;
+        await changed();
+        await new Promise((rested) => setTimeout(rested, PAUSE));
+      }
+    } finally {
+      following = false;
+    }
+  }
+  const stopStream = onEntry({ session_id: id }, follow);
   const at = place.peek().query.get("at");
   source.load(at, (seq) => head.begin(seq, !at));
 
@@ -104,7 +124,7 @@ export function sessionScreen(id) {
       ${pane.view()}${side(source, verbs)}</div>`;
   }
 
-  return { title: id, view, shortcuts, dispose: () => { pane.stop(); stopStream(); stopArrivals(); head.stop(); } };
+  return { title: id, view, shortcuts, dispose: () => { stale = false; pane.stop(); stopStream(); stopArrivals(); head.stop(); } };
 }
 
 /** What can be done here, at the playhead. @param {import("./session_source.js").SessionSource} source @param {import("./playhead.js").Playhead} head @param {() => void} changed */
