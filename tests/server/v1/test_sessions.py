@@ -401,9 +401,9 @@ def test_fork_and_copy(served):
 
 def test_an_unknown_tagged_form_is_named(served):
     """A body that is JSON, but tags a value with a type that there is not, is not told that it is no JSON."""
-    created(served, "tagged")
+    created(served, "untagged")
     for value in ({"$saveslot": ["unheard-of", 1]}, {"$saveslot": ["datetime", "x"]}):
-        answer = saved(served, "tagged", "x", data={"a": value})
+        answer = saved(served, "untagged", "x", data={"a": value})
         assert (answer.status, answer.json["code"], answer.json["path"]) == (400, "invalid_input", "body")
         assert "`$saveslot` that is no tagged form" in answer.json["message"]
 
