@@ -22,11 +22,12 @@ import zstandard
 from saveslot import Unavailable
 from saveslot.cli import main
 from saveslot.manager import SessionManager
-from saveslot.server import call, run, tokens
+from saveslot.server import call, limits, quotas, run, tokens
 from saveslot.server.load import CALLS, Room
 from saveslot.stores.around.wrapper import PassingStore
 from saveslot.stores.http import HttpStore, wire
 from saveslot.stores.memory import MemoryStore
+from saveslot.testing.pen import Pen
 from saveslot.values.log import Query
 from tests.server.conftest import serving as serving_process
 
@@ -82,6 +83,36 @@ def test_what_does_not_fit_is_refused_at_once(serving):
     first.join(60)
     assert answers[0][0] == 200
     assert post(url, "count", COUNT)[0] == 200
+    serving.stop()
+
+
+async def test_nothing_is_written_before_a_quota_was_counted(serving, monkeypatch):
+    """As long as the store has not counted a namespace for its quota, writes of either door get 503 and when to retry,
+    and nothing of them lands; deletions do. Then they are judged by what is there.
+    """
+    monkeypatch.setattr(limits, "PATIENCE", 0.2)
+    store = Stuck()
+    there = [Pen("small", name).begin() for name in ("one", "two")]
+
+    async def opened():
+        await store.append(there)
+        await quotas.put(tokens.registry(SessionManager(store=store)), "small", bytes=600)
+        return store
+
+    url = serving.serve(opened)
+    new = b'{"agent_type":"t"}'
+    status, answer = save(url, new, "sessions?ns=small")
+    assert (status, b"still being counted" in answer) == (503, True), answer
+    status, headers, answer = post(url, "append", wire.encode(wire.Append([Pen("small", "more").begin()])))
+    assert (status, headers["retry-after"], b"still being counted" in answer) == (503, "1", True), answer
+    assert save(url, new, "sessions?ns=free")[0] == 201
+    assert len(await store.find(Query(namespace="small"))) == 2
+    assert send(url, "DELETE", "sessions/one?ns=small", if_match="*") == 204
+    store.free.set()
+    end = time.monotonic() + 60
+    while (status := save(url, new, "sessions?ns=small")[0]) == 503:
+        assert time.monotonic() < end
+    assert status == 429
     serving.stop()
 
 
@@ -289,6 +320,16 @@ def test_sockets_that_cannot_be_made_are_named(tmp_path):
 def _children(pid: int) -> list[int]:
     """Processes that serve: those that it started, but for multiprocessing's own tracker."""
     return [child.pid for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())]
+
+
+def send(url: str, method: str, path: str, **headers: str) -> int:
+    host, _, name = url.removeprefix("http://").partition("/")
+    connection = HTTPConnection(host, timeout=60)
+    try:
+        connection.request(method, f"/{name}/v1/{path}", None, {key.replace("_", "-"): headers[key] for key in headers})
+        return connection.getresponse().status
+    finally:
+        connection.close()
 
 
 def save(url: str, body: bytes, verb: str = "sessions/big/checkpoints", **headers: str):

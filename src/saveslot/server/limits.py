@@ -17,7 +17,7 @@ from contextlib import suppress
 
 import msgspec
 
-from saveslot.errors import QuotaExceeded, SaveslotError
+from saveslot.errors import QuotaExceeded, SaveslotError, Unavailable
 from saveslot.server.quotas import Quota
 from saveslot.stores import Store
 from saveslot.stores.around.wrapper import PassingStore
@@ -36,8 +36,8 @@ STALE = 3
 # Near a limit the next count may come after so many times as long as the last one took, if a write has to wait for it
 # no longer than so many seconds: so if counts take up to 50 ms.
 SOON, NAP = 5, 0.25
-# Seconds that a write waits for a count. If there is none by then, it goes on: the first count takes about a second per
-# million entries, and nobody should have to wait for it after each start of the server.
+# Seconds that a write waits for a count. Then it goes on with the one before; if there is none yet, it is refused with
+# 503: the first count takes about a second per million entries, and begins when the quota is read.
 PATIENCE = 5.0
 # Seconds of the window in which entries are counted.
 MINUTE = 60
@@ -147,10 +147,17 @@ class Account:
         if self.quota.bytes is None and quota.bytes is not None:  # the last count did not weigh anything
             self._usage = None
         self.quota = quota
+        if self._usage is None and self._counts:
+            self._count()
+
+    @property
+    def _counts(self) -> bool:
+        """Whether a limit rests on what the store holds."""
+        return self.quota.sessions is not None or self.quota.bytes is not None
 
     async def prepare(self, wanted: Amount) -> None:
         """Have a count that is fresh enough to judge by: a refusal rests on one that is as fresh as any."""
-        if self.quota.sessions is None and self.quota.bytes is None:
+        if not self._counts:
             return
         usage = self._usage
         age, full = 0.0 if usage is None else running().time() - usage.at, self._full(wanted) is not None
@@ -187,7 +194,10 @@ class Account:
         return self._usage is not usage
 
     def require(self, wanted: Amount) -> None:
-        """Raise `QuotaExceeded` if there is no room for it."""
+        """Raise `QuotaExceeded` if there is no room for it; `Unavailable` as long as nothing was counted."""
+        if self._usage is None and self._counts and not wanted.deleting:
+            space = self.quota.namespace
+            raise Unavailable(f"namespace {space} is still being counted for its quota; nothing was written, retry")
         error = self._full(wanted) or self._too_fast(wanted)
         if error is not None:
             raise error
@@ -278,6 +288,8 @@ class Account:
                 counts.append(await self._store.count(query, totals="matching"))
         except SaveslotError as exc:  # go on with what is known; the next write asks again
             log.warning("namespace %s was not counted for its quota: %s", self.quota.namespace, exc)
+            return
+        if self.quota.bytes is not None and not weighs:  # a limit of bytes was set meanwhile
             return
         rows = [sum(one.states.values()) for one in counts]
         size = sum(one.stored_bytes + ENTRY * one.entries for one in counts) + SESSION * sum(rows)
