@@ -58,6 +58,7 @@ def _unwritten(exc: OSError) -> int:
     """The output could not be written. Say so, unless its reader just went away."""
     from saveslot.cli import exits
     from saveslot.cli.screen import note
+    from saveslot.values import codes
 
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -68,7 +69,7 @@ def _unwritten(exc: OSError) -> int:
         return exits.BROKEN_PIPE
     with suppress(OSError):  # the terminal itself may be gone
         note(f"saveslot: cannot write the output ({exc.strerror})")
-    return exits.FAILURE
+    return codes.FAILURE
 
 
 def _run(tokens: list[str]) -> None:
@@ -106,6 +107,7 @@ def _ended(run: Callable[[], None]) -> int:
     from saveslot.cli.app import complaint
     from saveslot.cli.screen import note
     from saveslot.errors import SaveslotError
+    from saveslot.values import codes
 
     try:
         run()
@@ -115,9 +117,9 @@ def _ended(run: Callable[[], None]) -> int:
         return exits.exit_code(exc)
     except CycloptsError as exc:
         note(f"saveslot: {complaint(exc)}")
-        return exits.USAGE
+        return codes.USAGE
     except SystemExit as exc:
-        return exc.code if isinstance(exc.code, int) else exits.OK if exc.code is None else exits.FAILURE
+        return exc.code if isinstance(exc.code, int) else codes.OK if exc.code is None else codes.FAILURE
     except KeyboardInterrupt:
         return exits.INTERRUPTED
-    return exits.OK
+    return codes.OK

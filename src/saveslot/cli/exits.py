@@ -1,4 +1,4 @@
-"""Exit codes: the one place where they are derived from error codes."""
+"""Exit codes. Those of errors are in `saveslot.values.codes`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 from saveslot.errors import SaveslotError
+from saveslot.values.codes import meaning
 
-OK, FAILURE, USAGE, CONFLICT, AUTH, NOT_FOUND, UNREACHABLE = range(7)
 INTERRUPTED = 130  # as shells report a program stopped by Ctrl-C
 BROKEN_PIPE = 141  # … by the end of the program that reads its output
 TERMINATED = 143  # … by SIGTERM
-
-BY_CODE = {
-    "not_found": NOT_FOUND,
-    "conflict": CONFLICT,
-    "already_exists": CONFLICT,
-    "lease_held": CONFLICT,
-    "lease_lost": CONFLICT,
-    "invalid_transition": CONFLICT,
-    "cancelled": CONFLICT,
-    "invalid_input": USAGE,
-    "unauthorized": AUTH,
-    "forbidden": AUTH,
-    "key_missing": AUTH,
-    "wrong_key": AUTH,
-    "unavailable": UNREACHABLE,
-}
 
 
 class Misuse(SaveslotError):
@@ -39,7 +23,7 @@ class Misuse(SaveslotError):
 
 
 def exit_code(error: SaveslotError) -> int:
-    return BY_CODE.get(error.code, FAILURE)
+    return meaning(error.code).exit
 
 
 async def until_terminated(work: Coroutine[Any, Any, None]) -> bool:

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 
 from saveslot import codec
 from saveslot.cli.common import Common
-from saveslot.cli.exits import FAILURE
 from saveslot.cli.screen import note
 from saveslot.moving.loader import Report
 from saveslot.moving.parcel import Problem
 from saveslot.opening import encryption_keys
 from saveslot.stores import Store, open_store
+from saveslot.values.codes import FAILURE
 from saveslot.values.words import many
 
 # Problems listed; --json has all.

@@ -9,12 +9,12 @@ from cyclopts import Parameter
 
 from saveslot.cli import target
 from saveslot.cli.common import COMMON, Common
-from saveslot.cli.exits import FAILURE
 from saveslot.cli.options import Duration, SessionArg, States
 from saveslot.cli.screen import line, note
 from saveslot.cli.sessions import entries, short
 from saveslot.manager import SessionManager
 from saveslot.session.model import AgentSession
+from saveslot.values.codes import FAILURE
 from saveslot.values.lifecycle import COMPLETED, FAILED
 from saveslot.values.words import span
 

@@ -16,9 +16,10 @@ import saveslot
 from saveslot.errors import BY_CODE
 from saveslot.manager.log_pages import LogEntry
 from saveslot.server.call import JSON, Call
-from saveslot.server.problem import PROBLEM, STATUS
+from saveslot.server.problem import PROBLEM
 from saveslot.server.routes import Route, table
 from saveslot.values.checks import Data
+from saveslot.values.codes import meaning
 
 REF = "#/components/schemas/{name}"
 EVENTS = "text/event-stream"
@@ -220,7 +221,7 @@ def _responses(route: Route, kinds: dict[int, Data]) -> Data:
         answers[304] = {"description": HTTPStatus(304).phrase}
     codes: dict[int, list[str]] = {}
     for code in dict.fromkeys(_codes(route)):
-        codes.setdefault(STATUS[code], []).append(code)
+        codes.setdefault(meaning(code).status, []).append(code)
     conditional = [header for header in route.headers if header.name == "If-Match"]
     for status, when in (
         (400, True),
@@ -233,11 +234,11 @@ def _responses(route: Route, kinds: dict[int, Data]) -> Data:
         if when:
             codes.setdefault(status, [])
     for status in sorted(codes):
-        meaning = MEANING[status]
+        description = MEANING[status]
         if codes[status]:
-            meaning = f"{meaning} Codes: {', '.join(codes[status])}."
+            description = f"{description} Codes: {', '.join(codes[status])}."
         schema = kinds[id(Problem)]
-        answers[status] = {"description": meaning, "content": {PROBLEM: {"schema": schema}}}
+        answers[status] = {"description": description, "content": {PROBLEM: {"schema": schema}}}
     return {str(status): answer for status, answer in answers.items()}
 
 

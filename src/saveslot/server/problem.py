@@ -19,34 +19,11 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from saveslot.errors import BY_CODE, QuotaExceeded, SaveslotError
+from saveslot.errors import QuotaExceeded, SaveslotError
 from saveslot.values.advice import reworded
+from saveslot.values.codes import meaning
 
 PROBLEM = "application/problem+json"
-# The status of each error code. Two of them depend on the request: a conflict under If-Match is 412 (`status_of`), and
-# `Problem` sets another status where HTTP has one of its own, such as 415.
-STATUS = {
-    "not_found": 404,
-    "conflict": 409,
-    "already_exists": 409,
-    "lease_held": 409,
-    "lease_lost": 409,
-    "invalid_transition": 409,
-    "step_unknown": 409,
-    "step_failed": 409,
-    "cancelled": 409,
-    "key_missing": 409,
-    "wrong_key": 409,
-    "history_lost": 409,
-    "invalid_input": 422,
-    "too_large": 413,
-    "quota_exceeded": 429,
-    "unauthorized": 401,
-    "forbidden": 403,
-    "corrupt": 500,
-    "error": 500,
-    "unavailable": 503,
-}
 # Seconds after which a client may try again when the store or the server was busy.
 RETRY_AFTER = "1"
 
@@ -70,7 +47,7 @@ class Problem(Exception):
 
 def status_of(error: SaveslotError, *, conditional: bool = False) -> int:
     """Return the status of an error. `conditional`: the request had If-Match, so a conflict is a failed condition."""
-    return 412 if conditional and error.code == "conflict" else STATUS.get(error.code, 500)
+    return 412 if conditional and error.code == "conflict" else meaning(error.code).status
 
 
 def problem(
@@ -102,6 +79,3 @@ def problem(
     if status == HTTPStatus.UNAUTHORIZED:
         extra.setdefault("www-authenticate", 'Bearer realm="saveslot"')
     return Response(msgspec.json.encode(fields), status, extra, PROBLEM)
-
-
-assert STATUS.keys() == BY_CODE.keys()  # noqa: S101  (a new error code needs a status)
