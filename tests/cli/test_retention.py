@@ -100,3 +100,41 @@ def test_gc_accepts_an_age_of_zero(run, samples):
     assert run("rm", "lesson-1", "--yes").code == 0
     assert "lesson-1  deleted more than 0s ago\n" in run("gc", "--older-than", "0d", "--grace", "0d").out
     assert "ended more than 30d ago" not in answer
+
+
+def test_thin_all(run, samples):
+    """With --all it thins each session that its rule, or the one given, shortens; filters narrow it."""
+
+    async def grow():
+        async with saveslot.open(samples.url) as sessions:
+            for n in range(25):
+                own = {} if n else {"retention": saveslot.Retention()}
+                agent = "judge" if n % 2 else "tutor"
+                await sessions.create_session(agent, session_id=f"t{n:02}", **own)
+                for turn in range(5):
+                    await sessions.checkpoint(f"t{n:02}", "turn", {"turn": turn})
+
+    async def held(work):
+        async with saveslot.open(samples.url) as sessions, sessions.hold("t24"):
+            await asyncio.to_thread(work)
+
+    asyncio.run(grow())
+    assert run("thin", "--all").out == "0 checkpoints of 0 sessions would be dropped, 0 B\n"  # by their own rules
+    every = run("thin", "--all", "--keep-last", "1")
+    assert (every.code, every.err) == (0, "nothing was changed; pass --apply to do it\n")
+    assert "t24  2 checkpoints would be dropped\n" in every.out
+    assert "and those of 5 other sessions\n" in every.out
+    assert json.loads(run("thin", "--all", "--keep-last", "1", "--json").out)["looked_at"] == 29
+    only = ("thin", "--all", "--agent", "judge", "--state", "active", "--state", "paused", "--keep-last", "1", "--json")
+    shown = json.loads(run(*only).out)
+    assert (shown["sessions"], shown["checkpoints"]) == ([f"t{n:02}" for n in range(23, 0, -2)], 24)
+    done = json.loads(run(*only, "--apply").out)
+    assert done == {**shown, "dry_run": False}
+    assert json.loads(run(*only).out)["sessions"] == []
+    answers = []
+    asyncio.run(held(lambda: answers.append(run("thin", "--all", "--keep-last", "1", "--apply"))))
+    assert "t24  left as it is: session t24 is held" in answers[0].out
+    assert run("thin", "--all", "--keep-last", "1").out.splitlines()[-1].startswith("2 checkpoints of 1 session would")
+    assert run("log", "t01").out.count("  checkpoint  ") == 3
+    for wrong in (("thin",), ("thin", "t01", "--all"), ("thin", "t01", "--agent", "judge")):
+        assert run(*wrong).code == 2

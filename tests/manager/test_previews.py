@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from saveslot import Conflict, NotFound, Retention
-from saveslot.manager.preview import rollback_preview, thin_preview
+from saveslot.manager.drops import apply, drops, thin_preview
+from saveslot.manager.preview import rollback_preview
 
 
 async def test_a_rollback_is_previewed(sessions, others):
@@ -61,3 +62,24 @@ async def test_retention_is_previewed(fresh):
     gone = [entry.seq for entry in await sessions.entries("long")]
     assert not set(drop.drop) & set(gone)
     assert (await thin_preview(sessions)).sample == []
+
+
+async def test_drops_are_applied_and_freed_later(fresh, clock):
+    """What was dropped is hidden at once, and a run ten minutes later frees its bytes although nothing more is due."""
+    sessions = fresh(retention=Retention(keep_last=1, keep_latest_per_name=False))
+    for name in ("a", "b", "c"):
+        await sessions.create_session("tutor", session_id=name, data={"n": 0})
+        for n in range(5):
+            await sessions.checkpoint(name, "turn", {"n": n, "text": "word " * n})
+    pages = [await drops(sessions, looked=2)]
+    pages.append(await drops(sessions, looked=2, after=pages[0].next))
+    assert [[drop.id for drop in page.drops] for page in pages] == [["c", "b"], ["a"]]
+    assert pages[1].next is None
+    for page in pages:
+        done = await apply(sessions, page)
+        assert (done.drops, done.thinned.emptied, done.refused) == (page.drops, 0, [])
+    clock.pass_hours(0.2)
+    again = await drops(sessions)
+    assert (again.drops, len(again.hidden)) == ([], 3)
+    freed = (await apply(sessions, again)).thinned
+    assert freed.freed_bytes == sum(drop.bytes for page in pages for drop in page.drops)

@@ -143,9 +143,9 @@ COMMANDS: dict[str, dict[str, Command]] = {
         "pin": Command("retention", "Exempt a checkpoint from retention.", ("pin lesson-1@answered",)),
         "unpin": Command("retention", "Subject a checkpoint to retention again.", ("unpin lesson-1@answered",)),
         "thin": Command(
-            "retention",
-            "Drop old checkpoints of a session by its retention policy, or by the options given.",
-            ("thin lesson-1", "thin lesson-1 --keep-last 20 --max-age 90d --apply"),
+            "thin",
+            "Drop old checkpoints of a session, or of many, by retention policy or by the options given.",
+            ("thin lesson-1", "thin lesson-1 --keep-last 20 --max-age 90d --apply", "thin --all --agent tutor --apply"),
         ),
         "gc": Command(
             "retention",

@@ -73,6 +73,8 @@ Limit = Annotated[
 ]
 Full = Annotated[bool, Flag("Show everything, without folding.")]
 Apply = Annotated[bool, Flag("Apply the changes; default is a dry run.")]
+# What a dry run ends with.
+NOTHING = "nothing was changed; pass --apply to do it"
 # Filters of sessions.
 States = Annotated[
     list[Literal["active", "paused", "completed", "failed"]] | None,

@@ -1,4 +1,4 @@
-"""`saveslot pin`, `unpin`, `thin` and `gc`. Without --apply, thin and gc are dry runs: they cannot be undone."""
+"""`saveslot pin`, `unpin` and `gc`. Without --apply, gc is a dry run: it cannot be undone."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from cyclopts import Parameter
 
 from saveslot.cli import target
 from saveslot.cli.common import COMMON, Common
-from saveslot.cli.options import Apply, CheckpointArg, Duration, WholeArg
+from saveslot.cli.options import NOTHING, Apply, CheckpointArg, Duration
 from saveslot.cli.screen import Part, line, progress
 from saveslot.cli.sessions import short
 from saveslot.cli.state import DIM
 from saveslot.manager.gc import TOMBSTONES, Garbage
-from saveslot.manager.thin import Thinned
-from saveslot.session.retention import Retention
 from saveslot.values.lifecycle import COMPLETED, FAILED
 from saveslot.values.words import many, size, span
 
@@ -45,36 +43,6 @@ async def _pinned(what: str, common: Common, *, pin: bool) -> None:
     screen.answer(
         {"id": checkpoint.id, "pinned": numbers}, [line((name, "bold"), (f"  {now} ({checkpoint.name})", ""))]
     )
-
-
-async def thin(
-    what: WholeArg,
-    /,
-    *,
-    keep_last: Annotated[
-        int | None, Parameter(metavar="N", help="Keep the first, the last N, and the newest of each name in between.")
-    ] = None,
-    max_checkpoints: Annotated[int | None, Parameter(name="--max", metavar="N", help="Keep at most N.")] = None,
-    max_age: Annotated[Duration, Parameter(help="Keep only checkpoints younger than this, such as 90d.")] = None,
-    apply: Apply = False,
-    common: Common = COMMON,
-) -> None:
-    rule = Retention(keep_last=keep_last, max_checkpoints=max_checkpoints, max_age=max_age)
-    async with common.sessions() as sessions:
-        await target.whole(sessions, what)
-        done = await sessions.thin(what, None if rule.keeps_all else rule, dry_run=not apply)
-    common.screen.answer(
-        {"session_id": what, "dry_run": not apply, **done.to_dict()}, _thinned(what, done, apply=apply)
-    )
-
-
-def _thinned(what: str, done: Thinned, *, apply: bool) -> Iterator[Part]:
-    verb = "dropped" if apply else "would be dropped"
-    yield line((what, "bold"), (f"  {many(done.marked, 'checkpoint')} {verb}", ""))
-    if done.emptied:
-        yield line((f"  {many(done.emptied, 'frame')} emptied, {size(done.freed_bytes)} freed", ""))
-    if done.marked:
-        yield "run thin again in ten minutes, or run a keeper, to free their bytes" if apply else _NOTHING
 
 
 async def gc(
@@ -117,7 +85,4 @@ def _removed(garbage: Garbage, ended: str, deleted: str, *, apply: bool) -> Iter
     verb = "removed" if apply else "would be removed"
     yield line((f"{many(garbage.count, 'session')} {verb}, {size(garbage.bytes)}", ""))
     if garbage.count and not apply:
-        yield _NOTHING
-
-
-_NOTHING = "nothing was changed; pass --apply to do it"
+        yield NOTHING

@@ -214,10 +214,12 @@ async def _headers(sessions: Space, head: Head) -> Headers:
     return Headers(head.row.key, head.row.session_id, head.row.now or micros(now()), log)
 
 
-async def dropped(sessions: Space, head: Head) -> tuple[list[int], int, int]:
-    """Return what the session's rule would drop now: numbers, bytes that no other state needs, and pinned ones kept."""
+async def dropped(sessions: Space, head: Head, rule: Retention | None = None) -> tuple[list[int], int, int]:
+    """Return what the session's rule (or `rule`) would drop now: numbers, bytes that no other state needs, and pinned
+    ones kept.
+    """
     with suppress(InvalidInput, Corrupt):  # a session's own invalid rule drops nothing
-        rule = _rule(sessions, head)
+        rule = rule or _rule(sessions, head)
         if rule.keeps_all or head.last.seq <= rule.least or not await _over(sessions, head, rule.after_end):
             return [], 0, 0
         read = await _headers(sessions, head)
@@ -228,6 +230,16 @@ async def dropped(sessions: Space, head: Head) -> tuple[list[int], int, int]:
 
 
 # Emptying
+
+
+def freeable(head: Head, grace: Span) -> bool:
+    """True if the newest entry hides checkpoints, whose bytes may be freed by now."""
+    return head.last.kind in HIDING_KINDS and head.last.at <= head.row.now - as_age(grace, "grace")
+
+
+async def free(sessions: Space, head: Head, grace: Span = GRACE) -> Thinned:
+    """Free the bytes of checkpoints that were hidden at least `grace` ago."""
+    return await _emptied(sessions, await _headers(sessions, head), as_age(grace, "grace"))
 
 
 async def _emptied(sessions: Space, read: Headers, grace: int) -> Thinned:
@@ -276,21 +288,21 @@ async def thin_each(sessions: Space, *, grace: Span = GRACE, trusted: Callable[[
 
 
 async def _thin_one(sessions: Space, head: Head, grace: Span) -> Thinned:
-    last, rule, done, age = head.last, _rule(sessions, head), Thinned(), as_age(grace, "grace")
+    last, rule, done = head.last, _rule(sessions, head), Thinned()
     due = not rule.keeps_all and last.seq > rule.least and await _over(sessions, head, rule.after_end)
     hides = last.kind in HIDING_KINDS
     try:
         if due:
             done = await thin(sessions, head.row.session_id, grace=grace)
         elif hides:
-            done = await _emptied(sessions, await _headers(sessions, head), age)
+            done = await free(sessions, head, grace)
     except (LeaseHeld, Conflict):  # held elsewhere, or its owner has not seen the newest entry: next time
-        return await _emptied(sessions, await _headers(sessions, head), age)
+        return await free(sessions, head, grace)
     except (LeaseLost, NotFound):
         return done
-    waits = hides and last.at > head.row.now - age
+    later = hides and not freeable(head, grace)
     settled = rule.keeps_all or last.seq <= rule.least or (due and rule.max_age is None)
-    if settled and not waits and not any(done):
+    if settled and not later and not any(done):
         sessions.engine.idle[head.row.key] = last.append_id
         if len(sessions.engine.idle) > MOST_IDLE:
             del sessions.engine.idle[next(iter(sessions.engine.idle))]

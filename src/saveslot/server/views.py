@@ -12,12 +12,13 @@ from starlette.responses import Response
 from saveslot.errors import InvalidInput
 from saveslot.manager.activity import PIECES, Buckets, Overview, Pulse, buckets, overview, pulse
 from saveslot.manager.analytics import SAMPLE
+from saveslot.manager.drops import LOOKED, SAMPLES, ThinPreview, thin_preview
 from saveslot.manager.facets import FRESH
 from saveslot.manager.failures import Failures, failures
 from saveslot.manager.log_pages import MOST, PAGE, LogPage, log_page
 from saveslot.manager.outlook import Outlook, outlook
 from saveslot.manager.parts import OPERATIONS
-from saveslot.manager.preview import LOOKED, SAMPLES, RollbackPreview, ThinPreview, rollback_preview, thin_preview
+from saveslot.manager.preview import RollbackPreview, rollback_preview
 from saveslot.manager.shapes import MOST as SHAPES, Shape, shapes
 from saveslot.manager.storage import Storage, storage
 from saveslot.server.call import Call
@@ -86,13 +87,15 @@ async def preview_rollback(call: Call) -> Response:
 
 
 class ThinQuery(Struct, forbid_unknown_fields=True):
-    looked: Annotated[int, Meta(ge=1, le=LOOKED, description="Newest sessions that are looked at.")] = LOOKED
+    looked: Annotated[int, Meta(ge=1, le=LOOKED, description="Sessions that are looked at.")] = LOOKED
+    after: Annotated[str | None, Meta(description="`next` of the page before.")] = None
     samples: Annotated[int, Meta(ge=0, le=100, description="Sessions of which `drop` names the checkpoints.")] = SAMPLES
 
 
 async def preview_thin(call: Call) -> Response:
     query: ThinQuery = call.query
-    return call.json((await thin_preview(call.sessions, looked=query.looked, samples=query.samples)).to_dict())
+    preview = await thin_preview(call.sessions, looked=query.looked, samples=query.samples, after=query.after)
+    return call.json(preview.to_dict())
 
 
 class FailuresQuery(Struct, forbid_unknown_fields=True):
@@ -307,7 +310,7 @@ ROUTES = [
         "/v1/thin",
         "read",
         preview_thin,
-        "What retention would drop now, with samples. Nothing is written.",
+        "What retention would drop now of a page of sessions, with samples. Nothing is written.",
         gives=ThinPreview,
         query=ThinQuery,
         tag=TAG,

@@ -98,6 +98,34 @@ def test_thin_takes_the_number_that_was_shown(served):
     assert names == ["session_created", "c2"]
 
 
+def test_thin_walks_all_sessions_in_pages(served):
+    """Each page has a count of its own, shown and applied, and `next` leads on until every session was looked at."""
+    ns = {"saveslot_namespace": "pages"}
+    rule = {"keep_first": 0, "keep_last": 1, "keep_latest_per_name": False}
+    for n in range(7):
+        body = {"agent_type": "a", "session_id": f"p{n}", "metadata": {"saveslot.retention": rule} if n % 2 else {}}
+        assert served.request("POST", "/v1/sessions", body, **ns).status == 201
+        for turn in range(3):
+            body = {"name": "turn", "data": {"turn": turn}}
+            assert served.request("POST", f"/v1/sessions/p{n}/checkpoints", body, **ns).status == 201
+    shown, done, after = [], [], None
+    while True:
+        page = {"looked": 3} if after is None else {"looked": 3, "after": after}
+        query = "&".join(f"{name}={value}" for name, value in page.items())
+        preview = served.request("GET", f"/v1/thin?{query}", **ns).json
+        seen = served.request("POST", "/v1/thin", page, **ns).json
+        assert (preview["sessions"], preview["next"]) == (seen["count"], seen["next"])
+        shown.append(seen["sessions"])
+        applied = served.request("POST", "/v1/thin", {**page, "dry_run": False, "count": seen["count"]}, **ns).json
+        assert (applied["checkpoints"], applied["next"]) == (2 * seen["count"], seen["next"])
+        done += applied["sessions"]
+        if (after := seen["next"]) is None:
+            break
+    assert (shown, done) == ([["p5"], ["p3", "p1"], []], ["p5", "p3", "p1"])
+    assert served.request("GET", "/v1/thin", **ns).json["sessions"] == 0
+    assert served.request("POST", "/v1/thin", {"after": "x"}, **ns).status == 422
+
+
 def test_erase_and_audit(served):
     """What is erased cannot be read; its audit trail stays, verified, and says that it was erased."""
     created(served, "private", "secret", user_id="anna-to-erase")

@@ -11,13 +11,14 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from saveslot.errors import Conflict, InvalidInput, LeaseHeld, LeaseLost, NotFound
+from saveslot.errors import Conflict, InvalidInput
 from saveslot.manager.audit import AuditLine
+from saveslot.manager.drops import LOOKED, apply, checkpoints, drops
 from saveslot.manager.gc import AGE, TOMBSTONES
-from saveslot.manager.preview import LOOKED, Drop, drops
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
 from saveslot.session.retention import Retention
+from saveslot.values.advice import reworded
 from saveslot.values.checks import Data
 from saveslot.values.lifecycle import COMPLETED, FAILED
 
@@ -72,9 +73,10 @@ class ThinnedSession(Struct):
 
 
 class ThinningAll(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Thin the sessions created last, each by its own rule or that of its agent type."""
+    """Thin a page of sessions, those created last first, each by its own rule or that of its agent type."""
 
-    looked: Annotated[int, Meta(ge=1, le=LOOKED, description="Newest sessions that are looked at.")] = LOOKED
+    looked: Annotated[int, Meta(ge=1, le=LOOKED, description="Sessions that are looked at.")] = LOOKED
+    after: Annotated[str | None, Meta(description="`next` of the page before.")] = None
     dry_run: DryRun = True
     count: Annotated[int | None, Meta(description="The sessions that the dry run counted: needed to thin.")] = None
 
@@ -88,7 +90,9 @@ class Refused(Struct):
 
 
 class ThinnedAll(Struct):
-    """Ids of sessions that lose checkpoints, how many, and the bytes freed once their frames are emptied."""
+    """Ids of sessions that lose checkpoints, how many, and the bytes freed once their frames are emptied. `next` is the
+    cursor of the next page, null on the last one.
+    """
 
     dry_run: bool
     sessions: list[str]
@@ -96,6 +100,7 @@ class ThinnedAll(Struct):
     checkpoints: int
     bytes: int
     refused: list[Refused]
+    next: str | None
 
 
 class Erasure(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -160,34 +165,23 @@ async def thin(call: Call) -> Response:
 
 async def thin_all(call: Call) -> Response:
     content: ThinningAll = call.content
-    found = (await drops(call.sessions, looked=content.looked)).drops
-    refused: list[Data] = []
+    found = await drops(call.sessions, looked=content.looked, after=content.after)
+    gone, refused = found.drops, list[Data]()
     if not content.dry_run:
-        _require_seen(content.count, len(found), "would lose checkpoints")
-        found, refused = await _thinned(call, found)
+        _require_seen(content.count, len(gone), "would lose checkpoints")
+        done = await apply(call.sessions, found)
+        gone = done.drops
+        refused = [{"id": one, "code": why.code, "message": reworded(str(why), "request")} for one, why in done.refused]
     body = {
         "dry_run": content.dry_run,
-        "sessions": [drop.id for drop in found],
-        "count": len(found),
-        "checkpoints": sum(len(drop.drop) for drop in found),
-        "bytes": sum(drop.bytes for drop in found),
+        "sessions": [drop.id for drop in gone],
+        "count": len(gone),
+        "checkpoints": checkpoints(gone),
+        "bytes": sum(drop.bytes for drop in gone),
         "refused": refused,
+        "next": found.next,
     }
     return call.json(body)
-
-
-async def _thinned(call: Call, found: list[Drop]) -> tuple[list[Drop], list[Data]]:
-    """Thin these sessions; return those that were, and why others were not."""
-    done: list[Drop] = []
-    refused: list[Data] = []
-    for drop in found:
-        try:
-            await call.sessions.thin(drop.id)
-        except (Conflict, LeaseHeld, LeaseLost, NotFound) as exc:  # its owner saves, or it was deleted meanwhile
-            refused.append({"id": drop.id, "code": exc.code, "message": str(exc)})
-        else:
-            done.append(drop)
-    return done, refused
 
 
 def _require_seen(count: int | None, now: int, what: str) -> None:
@@ -239,12 +233,14 @@ ROUTES = [
         "/v1/thin",
         "admin",
         thin_all,
-        "Drop the checkpoints that retention does not keep, of the sessions created last.",
+        "Drop the checkpoints that retention does not keep, of a page of sessions.",
         takes=ThinningAll,
         gives=ThinnedAll,
         errors=("conflict",),
         long=True,
         tag=TAG,
+        description="`count` is that of the page: show a page, drop what it showed, and go on after `next`. Bytes of "
+        "checkpoints that were dropped at least ten minutes ago are freed, too.",
     ),
     Route(
         "POST",
