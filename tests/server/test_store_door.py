@@ -88,6 +88,26 @@ async def test_other_namespaces_are_refused_by_id_and_by_key(door):
     await school.close()
 
 
+async def test_an_erase_that_may_not_end_does_not_begin(door):
+    """Without the right to erase nothing is written, a dry run says so, and `/v1/erase` does it for one namespace."""
+    url, texts, _ = door
+    async with (
+        saveslot.open(url, token=texts["school"], namespace="school-7") as school,
+        saveslot.open(url, token=texts["all"], namespace="school-7") as everything,
+    ):
+        await school.create_session("tutor", user_id="anna", session_id="kept", data={"n": 1})
+        before = await everything.head("kept")
+        for more in ({"session_id": "kept"}, {"user_id": "anna"}, {"session_id": "kept", "dry_run": True}):
+            with pytest.raises(Forbidden, match="POST /v1/erase"):
+                await school.erase(**more)
+        with pytest.raises(Forbidden):
+            await school.erase_all()
+        assert await everything.head("kept") == before
+        assert await everything.get_data("kept") == {"n": 1}
+        assert (await everything.erase("kept"))["entries"] == 2
+        assert await everything.get_session("kept") is None
+
+
 @pytest.mark.parametrize("same_entry", [False, True])
 @pytest.mark.parametrize("together", [False, True])
 async def test_a_refused_creation_does_not_make_a_key_ones_own(door, together, same_entry):

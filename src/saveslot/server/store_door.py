@@ -276,6 +276,8 @@ async def events(call: Call, request: wire.Events) -> Any:
 
 
 async def empty(call: Call, request: wire.Empty) -> int:
+    if request.notes:  # only to erase, which ends with `scrub`: who may not do that is refused before it begins
+        _require_eraser(call.caller)
     if not request.seqs:  # asks whether the store can: nothing is dropped
         return await call.store.empty(request.key, (), notes=request.notes)
     if request.key not in await call.keys.allowed(call.caller, [request.key]) and call.caller.namespaces is not None:
@@ -301,6 +303,15 @@ async def purge(call: Call, request: wire.Purge) -> list[int]:
     for place, purged in zip(places, await call.store.purge([request.keys[p] for p in places], seen), strict=True):
         counts[place] = purged
     return counts
+
+
+def _require_eraser(caller: Caller) -> None:
+    if not caller.may("admin") or caller.namespaces is not None:
+        why = f"scope {caller.scope}" if not caller.may("admin") else "only some namespaces"
+        raise Forbidden(
+            f"token {caller.name} has {why}; to erase through /store takes scope admin for all namespaces, "
+            "POST /v1/erase scope admin for that one"
+        )
 
 
 async def scrub(call: Call, request: wire.Scrub) -> None:
