@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
@@ -83,3 +84,50 @@ def test_a_taken_port_is_named(served, capsys):
     port = served.address.rpartition(":")[2]
     assert main(["serve", "--port", port, "--store", "memory:"]) == 6
     assert port in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_its_keeper_thins_and_purges_by_rules(tmp_path, workers):
+    """With --retention it thins each namespace by the rule of the agent type, and with --gc-after purges what ended."""
+    rules = tmp_path / "rules.json"
+    rules.write_text('{"tutor": {"keep_last": 1, "keep_latest_per_name": false}, "grader": null}')
+    options = ("--retention", str(rules), "--gc-after", "0d", "--tidy-every", "1s", "--workers", workers)
+    store = str(tmp_path / "agents.db")
+    with saveslot.blocking.open(store) as sessions:
+        for name in ("default", "school-7"):
+            for agent in ("tutor", "grader"):
+                sessions.of(name).create_session(agent, session_id=agent)
+                for n in range(5):
+                    sessions.of(name).checkpoint(agent, "turn", {"n": n})
+            sessions.of(name).create_session("tutor", session_id="done")
+            sessions.of(name).complete("done")
+    with serving(store, *options) as served:
+        assert served.request("GET", "/v1/thin").json["rules"]["tutor"]["keep_last"] == 1
+        ends = time.monotonic() + 60
+        while True:
+            kept = []
+            for ns in ("default", "school-7"):
+                ids = [one["session_id"] for one in served.request("GET", f"/v1/sessions?ns={ns}").json["items"]]
+                counts = [
+                    len(served.request("GET", f"/v1/sessions/{one}/entries?kind=checkpoint&ns={ns}").json["items"])
+                    for one in ("tutor", "grader")
+                ]
+                kept.append((sorted(ids), counts))
+            if kept == [(["grader", "tutor"], [2, 5])] * 2:
+                break
+            assert time.monotonic() < ends, kept
+            time.sleep(0.1)
+
+
+def test_rules_that_are_none_are_named(tmp_path, capsys):
+    """What is not a rule of retention is a usage error before anything is opened."""
+    for rules in (
+        "[]",
+        "{",
+        '{"a": {"keep": 1}}',
+        '{"a": {"keep_last": -1}}',
+        '{"a": {"max_age": "soon"}}',
+        "gone.json",
+    ):
+        assert main(["serve", "--retention", rules, "--store", str(tmp_path / "a.db")]) == 2
+        assert "--retention" in capsys.readouterr().err

@@ -28,7 +28,7 @@ from cyclopts import Parameter
 from saveslot.cli.candidates import agents
 from saveslot.cli.common import COMMON, Common
 from saveslot.cli.exits import Misuse, until_terminated
-from saveslot.cli.options import Duration, Flag, SomeTime, positive
+from saveslot.cli.options import Duration, Flag, Rules, SomeTime, positive
 from saveslot.cli.screen import Line, Screen, note
 from saveslot.cli.sessions import short
 from saveslot.cli.state import DIM
@@ -37,6 +37,7 @@ from saveslot.manager import SessionManager
 from saveslot.manager.claims import startable
 from saveslot.manager.keeper import TIDY
 from saveslot.session.model import Owner
+from saveslot.session.retention import DEFAULT
 from saveslot.values.checks import Data
 from saveslot.values.lifecycle import SessionState
 from saveslot.values.words import many, size, span
@@ -95,6 +96,7 @@ async def keeper(
     all_namespaces: Annotated[bool, Flag("Keep every namespace that has sessions, instead of one.")] = False,
     every: Annotated[float, Parameter(validator=positive, metavar="SECONDS", help="Seconds between two polls.")] = 5.0,
     thin: Annotated[bool, Parameter(help="Apply retention policies; by default 30 days after a session ended.")] = True,
+    retention: Rules = None,
     gc: Annotated[bool, Parameter(help="Remove sessions deleted a week ago.")] = True,
     gc_after: Annotated[Duration, Parameter(help="Also remove sessions that ended this long ago, such as 90d.")] = None,
     tidy_every: Annotated[
@@ -110,7 +112,11 @@ async def keeper(
 
     async def keep() -> None:
         async with common.sessions(
-            create=True, patient=True, worker_beat=every, worker_ttl=max(20.0, 4 * every)
+            create=True,
+            patient=True,
+            worker_beat=every,
+            worker_ttl=max(20.0, 4 * every),
+            retention=DEFAULT if retention is None else retention,
         ) as sessions:
 
             async def begin() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from cyclopts import Parameter, Token
@@ -12,11 +13,38 @@ from saveslot.cli.candidates import agents, ids, refs
 from saveslot.cli.exits import Misuse
 from saveslot.cli.words import duration
 from saveslot.codec import decode
-from saveslot.errors import Corrupt
+from saveslot.errors import Corrupt, InvalidInput
+from saveslot.session.retention import Retention, from_json
 
 
 def _duration(_type: Any, tokens: Sequence[Token]) -> timedelta:
     return duration(tokens[0].value)
+
+
+def _rules(_type: Any, tokens: Sequence[Token]) -> dict[str, Retention | None]:
+    text = tokens[0].value
+    try:
+        given = decode(
+            (text if text.lstrip()[:1] in {"{", "["} else Path(text).read_text(encoding="utf-8")).encode(), tagged=False
+        )
+    except Corrupt:
+        raise ValueError("It is not JSON.") from None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ValueError(f"It cannot be read ({exc}).") from None
+    try:
+        return from_json(_with_ages(given))
+    except InvalidInput as exc:
+        raise ValueError(f"{exc.path.partition('.')[2] or 'It'} {exc.reason}.") from None
+
+
+def _with_ages(rules: Any) -> Any:
+    """Rules whose ages, such as "90d", are time spans."""
+    if isinstance(rules, dict):
+        for rule in cast("dict[str, Any]", rules).values():
+            for name in ("max_age", "after_end"):
+                if isinstance(rule, dict) and isinstance(age := cast("dict[str, Any]", rule).get(name), str):
+                    rule[name] = duration(age)
+    return cast("Any", rules)
 
 
 def _some_time(_type: Any, value: timedelta) -> None:
@@ -69,6 +97,17 @@ Limit = Annotated[
         metavar="N",
         validator=_not_negative,
         help="Maximum rows (default: 50 on a terminal, all when piped; 0 = no limit).",
+    ),
+]
+Rules = Annotated[
+    dict[str, Retention | None] | None,
+    Parameter(
+        converter=_rules,
+        accepts_keys=False,
+        n_tokens=1,
+        metavar="RULES",
+        help="Retention rules by agent type, * for all others: JSON, or a file of it. "
+        """'{"tutor": {"keep_last": 20}, "*": {"max_age": "90d"}}'""",
     ),
 ]
 Full = Annotated[bool, Flag("Show everything, without folding.")]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from saveslot.cli.common import COMMON, Common
 from saveslot.cli.exits import Misuse
-from saveslot.cli.options import Flag, port_number, positive
+from saveslot.cli.options import Duration, Flag, Rules, SomeTime, port_number, positive
 from saveslot.cli.screen import note, write
 from saveslot.errors import InvalidInput
+from saveslot.manager.keeper import TIDY
+from saveslot.session.retention import DEFAULT
 
 
 def serve(
@@ -42,10 +45,18 @@ def serve(
         ),
     ] = None,
     traces: Annotated[bool, Flag("Send OpenTelemetry traces: run it by opentelemetry-instrument.")] = False,
+    retention: Rules = None,
+    gc_after: Annotated[
+        Duration, Parameter(help="Keep the store, and remove sessions that ended this long ago, such as 90d.")
+    ] = None,
+    tidy_every: Annotated[
+        SomeTime, Parameter(show_default=False, metavar="TIME", help="Interval between retention runs (default: 1h).")
+    ] = timedelta(seconds=TIDY),
     common: Common = COMMON,
 ) -> None:
     try:
         from saveslot.server import processes
+        from saveslot.server.keepers import Retaining
         from saveslot.server.run import Options
     except ModuleNotFoundError as exc:
         if (exc.name or "").startswith("saveslot"):
@@ -71,6 +82,9 @@ def serve(
         log=log,
         proxy=proxy,
         traces=traces,
+        retaining=None
+        if retention is gc_after is None
+        else Retaining(DEFAULT if retention is None else retention, gc_after, tidy_every),
     )
     if workers > 1 and common.url.startswith("memory"):
         raise Misuse("serve: --workers needs a store that processes share, not memory:")

@@ -20,6 +20,7 @@ from saveslot.cli.options import (
     Labels,
     NewerThan,
     OlderThan,
+    Rules,
     States,
     User,
     before_now,
@@ -32,7 +33,7 @@ from saveslot.manager import SessionManager
 from saveslot.manager.drops import Drop, apply as apply_drops, checkpoints, drops_of
 from saveslot.manager.thin import Thinned
 from saveslot.session.model import AgentSession
-from saveslot.session.retention import Retention
+from saveslot.session.retention import DEFAULT, Retention
 from saveslot.values.words import many, size
 
 # Sessions listed; --json has all.
@@ -58,6 +59,7 @@ async def thin(
     ] = None,
     max_checkpoints: Annotated[int | None, Parameter(name="--max", metavar="N", help="Keep at most N.")] = None,
     max_age: Annotated[Duration, Parameter(help="Keep only checkpoints younger than this, such as 90d.")] = None,
+    retention: Rules = None,
     apply: Apply = False,
     common: Common = COMMON,
 ) -> None:
@@ -75,7 +77,9 @@ async def thin(
         raise Misuse("thin: filters go with --all, not with the id of a session")
     given = Retention(keep_last=keep_last, max_checkpoints=max_checkpoints, max_age=max_age)
     rule = None if given.keeps_all else given
-    async with common.sessions() as sessions:
+    if rule is not None and retention is not None:
+        raise Misuse("thin: --retention excludes --keep-last, --max and --max-age")
+    async with common.sessions(retention=DEFAULT if retention is None else retention) as sessions:
         if what is None:
             summary = await _thin_all(sessions, wanted, [*dict.fromkeys(state or [None])], rule, apply=apply)
             common.screen.answer(summary.to_dict(), summary.lines())

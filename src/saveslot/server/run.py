@@ -15,16 +15,19 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from saveslot.errors import InvalidInput, Unavailable
+from saveslot.manager import SessionManager
 from saveslot.opening import located, open as open_sessions
 from saveslot.server.app import Server
 from saveslot.server.feeds import end_streams
 from saveslot.server.guard import LOOPBACK, RATE, Rates
+from saveslot.server.keepers import Keepers, Retaining
 from saveslot.server.limits import Limited
 from saveslot.server.load import HEADING, UNREAD
 from saveslot.server.metrics import own
 from saveslot.server.seen import log_json
 from saveslot.server.siblings import Siblings
 from saveslot.server.tokens import Tokens
+from saveslot.session.retention import DEFAULT
 from saveslot.stores import Store
 
 # Seconds that open requests get to finish after SIGTERM.
@@ -93,6 +96,7 @@ class Options(msgspec.Struct, frozen=True):
     log: str = "text"  # or "json": a line for each request
     proxy: str | None = None  # addresses of proxies whose X-Forwarded headers count
     traces: bool = False
+    retaining: Retaining | None = None  # None: no keeper runs here
 
     def place(self, listening: socket.socket) -> str:
         host, port, *_ = listening.getsockname()
@@ -123,8 +127,9 @@ async def serve(
     """Serve the store until this process is told to end, or its parent is gone. `ready` is called once it answers."""
     if options.log == "json":
         log_json()
-    opening = limited(options.url)
-    async with opening as sessions:
+    retaining = options.retaining
+    opening = limited(options.url, retention=DEFAULT if retaining is None else retaining.rules)
+    async with opening as sessions, _keepers(sessions, retaining, position):
         required = options.token_required or not is_loopback(options.host)
         tokens = Tokens(sessions, opening.limits, required=required)
         await tokens.start()
@@ -201,6 +206,22 @@ async def _siblings(app: Server, position: Position) -> AsyncGenerator[None]:
         yield
     finally:
         await siblings.stop()
+
+
+@asynccontextmanager
+async def _keepers(
+    sessions: SessionManager, retaining: Retaining | None, position: Position | None
+) -> AsyncGenerator[None]:
+    """Keep the store's namespaces meanwhile; of `--workers`, one process does."""
+    if retaining is None or (position is not None and position.number):
+        yield
+        return
+    keepers = Keepers(sessions, retaining)
+    keepers.start()
+    try:
+        yield
+    finally:
+        await keepers.stop()
 
 
 def _traced_server() -> type[Server]:

@@ -156,6 +156,14 @@ def checked(rules: Any) -> Mapping[str, Retention]:
     return {OTHERS: DEFAULT, **{name: rule or _ALL for name, rule in named.items()}}
 
 
+def from_json(value: Any) -> dict[str, Retention | None]:
+    """Return rules as `GET /v1/thin` shows them: an object of rules by agent type, null to keep all of a type."""
+    if not isinstance(value, dict):
+        raise InvalidInput("retention", f"must be an object of rules by agent type, not {value!r}")
+    named = cast("Data", value)
+    return {name: None if rule is None else Retention.from_dict(rule) for name, rule in named.items()}
+
+
 def rule_of(rules: Mapping[str, Retention], agent_type: str, metadata: Data) -> Retention:
     """Return the session's own rule, else its agent type's, else the default."""
     if OWN in metadata:
