@@ -25,7 +25,6 @@ from agent_framework import (
     handler,
 )
 
-import saveslot
 from saveslot import Conflict, LeaseHeld, SessionState
 from saveslot.adapters.agent_framework import SaveslotCheckpointStorage, SaveslotHistoryProvider
 from saveslot.errors import InvalidInput
@@ -89,25 +88,6 @@ def checkpoint(id, previous=None, name="w", n=0, **state):
         iteration_count=n,
         state=state,
     )
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request, servers, tmp_path):
-    return servers.schema() if request.param == "postgres" else f"sqlite:///{tmp_path / 's.db'}"
-
-
-@pytest.fixture
-async def sessions(url):
-    async with saveslot.open(url) as sessions:
-        yield sessions
-
-
-@pytest.fixture
-async def others(url, sessions):
-    """Another process' manager."""
-    await sessions.create_session("first")  # makes the tables
-    async with saveslot.open(url) as others:
-        yield others
 
 
 @pytest.fixture
@@ -265,7 +245,7 @@ WORKER = """
 import asyncio, os, signal, sys
 from agent_framework import Executor, WorkflowBuilder, WorkflowContext, handler
 from saveslot.adapters.agent_framework import SaveslotCheckpointStorage
-url, last = sys.argv[1], int(sys.argv[2])
+database, last = sys.argv[1], int(sys.argv[2])
 class Add(Executor):
     @handler
     async def add(self, n: int, ctx: WorkflowContext[int, int]) -> None:
@@ -274,7 +254,7 @@ class Add(Executor):
             os.kill(os.getpid(), signal.SIGKILL)
         await (ctx.send_message(n + 1) if n < 8 else ctx.yield_output(n))
 async def main():
-    storage = SaveslotCheckpointStorage(url)
+    storage = SaveslotCheckpointStorage(database)
     one, two = Add(id="one"), Add(id="two")
     builder = WorkflowBuilder(start_executor=one, name="count", checkpoint_storage=storage, output_from=[one, two])
     workflow = builder.add_edge(one, two).add_edge(two, one).build()
@@ -286,11 +266,11 @@ asyncio.run(main())
 """
 
 
-def test_a_workflow_survives_kills(url):
+def test_a_workflow_survives_kills(database):
     """A workflow that is killed with -9 in the middle of a superstep, twice, goes on there in the next process."""
     ran = []
     for last in (3, 6, 0):
-        command = [sys.executable, "-c", WORKER, url, str(last)]
+        command = [sys.executable, "-c", WORKER, database, str(last)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == (-9 if last else 0), done.stderr
         ran.append(done.stdout.split("\n")[:-1])
@@ -360,6 +340,7 @@ async def test_held_conversations(sessions, others):
         with pytest.raises(LeaseHeld):
             await theirs.run("b", session=AgentSession(session_id="chat"))
         await ours.run("a", session=AgentSession(session_id="chat"))
+    assert (await sessions.head("chat")).state is SessionState.PAUSED
     assert texts(await SaveslotHistoryProvider(sessions=others).get_messages("chat")) == ["a", "x"]
 
 
@@ -400,9 +381,9 @@ async def test_a_session_without_id(sessions):
         await provider.save_messages(None, [Message("user", ["a"])])
 
 
-async def test_from_a_url(url):
+async def test_from_a_url(database):
     """From a URL, both open the store at first use, and read it again after they are closed."""
-    storage, provider = SaveslotCheckpointStorage(url), SaveslotHistoryProvider(url)
+    storage, provider = SaveslotCheckpointStorage(database), SaveslotHistoryProvider(database)
     await storage.save(checkpoint("c1"))
     await provider.save_messages("chat", [Message("user", ["a"])])
     for each in (storage, provider):

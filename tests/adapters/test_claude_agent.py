@@ -10,10 +10,8 @@ import uuid
 from pathlib import Path
 
 import claude_agent_sdk as sdk
-import pytest
 from claude_agent_sdk.testing import run_session_store_conformance
 
-import saveslot
 from saveslot import SessionState
 from saveslot.adapters.claude_agent import SaveslotSessionStore
 
@@ -29,25 +27,6 @@ def entry(n, **more):
         "n": n,
         **more,
     }
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request, servers, tmp_path):
-    return servers.schema() if request.param == "postgres" else f"sqlite:///{tmp_path / 's.db'}"
-
-
-@pytest.fixture
-async def sessions(url):
-    async with saveslot.open(url) as sessions:
-        yield sessions
-
-
-@pytest.fixture
-async def others(url, sessions):
-    """Another process' manager."""
-    await sessions.create_session("first")  # makes the tables
-    async with saveslot.open(url) as others:
-        yield others
 
 
 async def test_conformance(sessions):
@@ -146,16 +125,16 @@ asyncio.run(main())
 """
 
 
-async def test_what_was_appended_survives_a_kill(url):
+async def test_what_was_appended_survives_a_kill(database):
     """After kill -9 in the middle of appends, each acknowledged batch is there, whole, and another process goes on."""
-    command = [sys.executable, "-c", WRITER, url]
+    command = [sys.executable, "-c", WRITER, database]
     writer = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     acknowledged = -1
     for _ in range(20):
         acknowledged = int(await writer.stdout.readline())
     writer.kill()
     acknowledged = max([acknowledged, *map(int, (await writer.communicate())[0].split()[:-1])])
-    store, key = SaveslotSessionStore(url), {"project_key": "p", "session_id": "s"}
+    store, key = SaveslotSessionStore(database), {"project_key": "p", "session_id": "s"}
     uuids = [item["uuid"] for item in await store.load(key)]
     assert uuids == [f"{n}-{part}" for n in range(len(uuids) // 2) for part in "ab"]
     assert len(uuids) // 2 > acknowledged

@@ -517,7 +517,9 @@ async def test_a_task_at_fault_fails_alone(saver):
 
 
 async def test_a_held_thread(file):
-    """The process that holds a thread's session writes under its lease; any other gets `LeaseHeld`."""
+    """The process that holds a thread's session writes under its lease; any other gets `LeaseHeld`. After the hold the
+    thread rests paused.
+    """
     async with saveslot.open(file) as sessions, SaveslotSaver(sessions=sessions) as saver, SaveslotSaver(file) as other:
         async with sessions.hold("lesson-1", create="agent") as held:
             config = await put(saver, {"n": 1})
@@ -527,9 +529,9 @@ async def test_a_held_thread(file):
             with pytest.raises(LeaseHeld):
                 await other.aput_writes(config, [("n", 3)], "task 3")
             assert held.data["n"] == 2
+        assert (await sessions.head("lesson-1")).state is SessionState.PAUSED
         await other.aput_writes(config, [("n", 3)], "task 3")
         assert (await saver.aget_tuple(THREAD)).checkpoint["channel_values"] == {"n": 2}
-        assert (await sessions.get_session("lesson-1")).state is SessionState.PAUSED
 
 
 async def test_forgotten_threads_go_on(place, monkeypatch):

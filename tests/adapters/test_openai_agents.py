@@ -20,7 +20,6 @@ from agents.memory import OpenAIResponsesCompactionSession, Session, SessionSett
 from agents.models.interface import Model
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
-import saveslot
 from saveslot import Conflict, LeaseHeld, SessionState, Unavailable
 from saveslot.adapters.openai_agents import SaveslotRunStateStore, SaveslotSession
 
@@ -55,25 +54,6 @@ class Script(Model):
 
     def stream_response(self, *_, **__):
         raise NotImplementedError
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request, servers, tmp_path):
-    return servers.schema() if request.param == "postgres" else f"sqlite:///{tmp_path / 's.db'}"
-
-
-@pytest.fixture
-async def sessions(url):
-    async with saveslot.open(url) as sessions:
-        yield sessions
-
-
-@pytest.fixture
-async def others(url, sessions):
-    """Another process' manager."""
-    await sessions.create_session("first")  # makes the tables
-    async with saveslot.open(url) as others:
-        yield others
 
 
 @pytest.fixture
@@ -124,15 +104,15 @@ async def test_clear_starts_a_new_conversation(chat):
     assert await chat.get_items() == [user("new")]
 
 
-async def test_closed_sessions_refuse(url):
+async def test_closed_sessions_refuse(database):
     """A closed session raises on every call, also on adding nothing; its items stay."""
-    chat = SaveslotSession("chat", url)
+    chat = SaveslotSession("chat", database)
     await chat.add_items([user("hi")])
     await chat.close()
     for call in (chat.get_items, lambda: chat.add_items([]), chat.pop_item, chat.clear_session):
         with pytest.raises(Unavailable, match="SaveslotSession is closed"):
             await call()
-    again = SaveslotSession("chat", url)
+    again = SaveslotSession("chat", database)
     assert await again.get_items() == [user("hi")]
     await again.close()
 
@@ -234,7 +214,9 @@ async def test_other_changes_are_no_conflict(sessions, others, chat):
 
 
 async def test_a_held_conversation(sessions, others, chat):
-    """Inside a hold the process writes with its lease, steps in between; another process gets LeaseHeld."""
+    """Inside a hold the process writes with its lease, steps in between; another process gets LeaseHeld. After it the
+    conversation rests paused.
+    """
     async with sessions.hold("chat", create="openai-agents") as held:
         assert await chat.get_items() == []
         await chat.add_items([user("a")])
@@ -248,6 +230,7 @@ async def test_a_held_conversation(sessions, others, chat):
         assert await chat.pop_item() == user("b")
         await chat.clear_session()
         assert held.data == {"items": []}
+    assert (await sessions.head("chat")).state is SessionState.PAUSED
     await chat.add_items([user("d")])
 
 
@@ -349,15 +332,15 @@ async def test_compaction_snapshots(sessions, chat):
     assert await own._atomic_replace_items([]) is False
 
 
-async def test_imported_conversations_go_on(tmp_path, url):
+async def test_imported_conversations_go_on(tmp_path, database):
     """Half of a conversation in the SDK's SQLite session, half here, after saveslot import."""
     path = tmp_path / "theirs.db"
     theirs = SQLiteSession("chat", path)
     await Runner.run(Agent("a", model=Script(said("one"))), "first", session=theirs, run_config=QUIET)
     theirs.close()
-    command = [Path(sys.executable).with_name("saveslot"), "--store", url, "import", path]
+    command = [Path(sys.executable).with_name("saveslot"), "--store", database, "import", path]
     await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, timeout=60)
-    chat = SaveslotSession("chat", url)
+    chat = SaveslotSession("chat", database)
     model = Script(said("two"))
     await Runner.run(Agent("a", model=model), "second", session=chat, run_config=QUIET)
     assert texts(model.heard[0]) == ["first", "one", "second"]

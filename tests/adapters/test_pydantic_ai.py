@@ -17,7 +17,6 @@ from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, UserPromptPart
 from pydantic_ai.models.function import FunctionModel
 
-import saveslot
 from saveslot import LeaseHeld, SessionState
 from saveslot.adapters.pydantic_ai import SaveslotMessageHistory
 
@@ -35,25 +34,6 @@ def texts(conversation):
 def echo(messages, _):
     """Answer with the number of messages heard."""
     return ModelResponse(parts=[TextPart(f"heard {len(messages)}")])
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request, servers, tmp_path):
-    return servers.schema() if request.param == "postgres" else f"sqlite:///{tmp_path / 's.db'}"
-
-
-@pytest.fixture
-async def sessions(url):
-    async with saveslot.open(url) as sessions:
-        yield sessions
-
-
-@pytest.fixture
-async def others(url, sessions):
-    """Another process' manager."""
-    await sessions.create_session("first")  # makes the tables
-    async with saveslot.open(url) as others:
-        yield others
 
 
 @pytest.fixture
@@ -152,12 +132,13 @@ async def test_entries_without_messages_do_not_count(others, history, other):
 
 
 async def test_held_conversations(sessions, history, other):
-    """While one process holds a conversation, it saves, and the others get LeaseHeld."""
+    """While one process holds a conversation, it saves, and the others get LeaseHeld; after that it rests paused."""
     async with sessions.hold("chat", create="pydantic-ai"):
         assert await history.load("chat") is None
         with pytest.raises(LeaseHeld):
             await other.save(Conversation(conversation_id="chat", messages=[said("b")]))
         await history.save(Conversation(conversation_id="chat", messages=[said("a")]))
+    assert (await sessions.head("chat")).state is SessionState.PAUSED
     assert texts(await other.load("chat")) == ["a"]
 
 
@@ -257,15 +238,15 @@ asyncio.run(main())
 """
 
 
-async def test_what_was_saved_survives_a_kill(url):
+async def test_what_was_saved_survives_a_kill(database):
     """After kill -9 in the middle of saves, each acknowledged turn is there, whole, and another process goes on."""
-    writer = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, url, stdout=subprocess.PIPE)
+    writer = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, database, stdout=subprocess.PIPE)
     acknowledged = -1
     for _ in range(20):
         acknowledged = int(await writer.stdout.readline())
     writer.kill()
     acknowledged = max([acknowledged, *map(int, (await writer.communicate())[0].split()[:-1])])
-    history = SaveslotMessageHistory(url)
+    history = SaveslotMessageHistory(database)
     chat = await history.load("chat")
     stored = texts(chat)
     assert stored == [f"{n}{part}" for n in range(len(stored) // 2) for part in "ab"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pydantic_ai import Agent, ModelRetry
@@ -13,28 +14,10 @@ from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolRetu
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.toolsets import FunctionToolset
 
-import saveslot
-from saveslot import InvalidInput, LeaseHeld
+from saveslot import InvalidInput, LeaseHeld, SessionState
 from saveslot.adapters.pydantic_ai import SaveslotStepStore, idempotency_key
 
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request, servers, tmp_path):
-    return servers.schema() if request.param == "postgres" else f"sqlite:///{tmp_path / 's.db'}"
-
-
-@pytest.fixture
-async def sessions(url):
-    async with saveslot.open(url) as sessions:
-        yield sessions
-
-
-@pytest.fixture
-async def others(url, sessions):
-    """Another process' manager."""
-    await sessions.create_session("first")  # makes the tables
-    async with saveslot.open(url) as others:
-        yield others
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 class Counted:
@@ -185,12 +168,16 @@ async def test_tools_choose(sessions, others):
 
 
 async def test_one_process_owns_a_run(sessions, others):
-    """While one process holds a run, another one gets LeaseHeld before its model is asked."""
+    """While one process holds a run, another one gets LeaseHeld before its model is asked. Between holds a run rests
+    paused.
+    """
     ours, theirs = SaveslotStepStore(sessions=sessions), SaveslotStepStore(sessions=others)
     async with ours.hold("run"):
         with pytest.raises(LeaseHeld):
             async with theirs.hold("run"):
                 pass
+        assert (await sessions.head("run")).state is SessionState.ACTIVE
+    assert (await sessions.head("run")).state is SessionState.PAUSED
 
 
 async def test_outside_of_a_hold(sessions):
@@ -221,59 +208,18 @@ async def test_what_cannot_be_replayed_is_refused(sessions):
         await asyncio.to_thread(elsewhere)
 
 
-RUNNER = """
-import asyncio, sys
-from pathlib import Path
-from pydantic_ai import Agent
-from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolReturnPart
-from pydantic_ai.models.function import FunctionModel
-from saveslot.adapters.pydantic_ai import SaveslotStepStore
-
-def note(line):
-    with open("happened.txt", "a") as file:
-        file.write(line + "\\n")
-    print(line, flush=True)
-
-def model(messages, _):
-    done = sum(isinstance(part, ToolReturnPart) for message in messages for part in message.parts)
-    note(f"asked {done}")
-    if done == 3:
-        return ModelResponse(parts=[TextPart("all booked")])
-    return ModelResponse(parts=[ToolCallPart("book", {"n": done}, tool_call_id=f"c{done}")])
-
-steps = SaveslotStepStore(sys.argv[1], worker_beat=1, worker_ttl=4)
-agent = Agent(FunctionModel(model), name="tutor", capabilities=[steps])
-
-@agent.tool_plain
-async def book(n: int) -> str:
-    "Book."
-    note(f"booked {n}")
-    if n == 1 and len(sys.argv) > 2:
-        await asyncio.sleep(600)
-    return "ok"
-
-async def main():
-    async with steps.hold("trip", wait=60):
-        print((await agent.run("book three")).output, flush=True)
-    await steps.close()
-
-asyncio.run(main())
-"""
-
-
-async def test_a_killed_run_goes_on(url, tmp_path):
+def test_a_killed_run_goes_on(tmp_path):
     """Killed with -9 in the middle of its second tool call, a run goes on in another process with that call: no model
     request is made twice, and no call that had finished.
     """
-    command = [sys.executable, "-c", RUNNER, url]
-    first = await asyncio.create_subprocess_exec(*command, "slow", cwd=tmp_path, stdout=subprocess.PIPE)
-    heard = [(await first.stdout.readline()).decode().strip() for _ in range(4)]
-    assert heard == ["asked 0", "booked 0", "asked 1", "booked 1"]
-    first.kill()
-    await first.wait()
-    second = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=subprocess.PIPE)
-    printed, _ = await asyncio.wait_for(second.communicate(), 120)
-    assert printed.decode().splitlines() == ["booked 1", "asked 2", "booked 2", "asked 3", "all booked"]
-    happened = (tmp_path / "happened.txt").read_text().splitlines()
-    assert [line for line in happened if line.startswith("asked")] == [f"asked {n}" for n in range(4)]
-    assert sorted(line for line in happened if line.startswith("booked")) == ["booked 0", *["booked 1"] * 2, "booked 2"]
+    command = [sys.executable, str(EXAMPLES / "pydantic_ai_steps_trip.py")]
+    with subprocess.Popen([*command, "600"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as first:
+        heard = [first.stdout.readline() for _ in range(4)]
+        first.kill()
+    ask, paris, rome = "asked the model\n", "asked for a hotel in Paris\n", "asked for a hotel in Rome\n"
+    assert heard == [ask, paris, ask, rome]
+    second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert second.returncode == 0, second.stderr
+    assert second.stdout == f"{rome}{ask}Both hotels are booked.\n"
+    bookings = [line.split()[1] for line in (tmp_path / "bookings.txt").read_text().splitlines()]
+    assert bookings == ["Paris", "Rome"]

@@ -140,12 +140,16 @@ async def test_head_and_history_0_read_no_log():
     assert asked == []
 
 
-async def test_parts_of_the_state(sessions, others):
-    """Only the keys asked for come back, and of lists the last items; `last` names keys as well."""
+@pytest.mark.parametrize("reader", ["writer", "other"])
+async def test_parts_of_the_state(sessions, others, reader):
+    """Only the keys asked for come back, and of lists the last items; `last` names keys as well. It is the same for a
+    process that wrote last as for another one.
+    """
     data = {"messages": [{"n": n, "text": '],[\\"' * n} for n in range(30)], "turn": 3, "raw": b"\x00", "empty": []}
     await sessions.create_session("tutor", session_id="s", data=data)
     await sessions.checkpoint("s", "later", put={"turn": 4}, append={"messages": ["last"]})
-    get, messages = others.get_data, [*data["messages"], "last"]
+    get = (sessions if reader == "writer" else others).get_data
+    messages = [*data["messages"], "last"]
     assert await get("s", keys=["turn", "raw", "nobody"]) == {"turn": 4, "raw": b"\x00"}
     assert await get("s", keys=[]) == {}
     assert await get("s", last={"messages": 2}) == {**data, "turn": 4, "messages": messages[-2:]}

@@ -182,3 +182,17 @@ async def test_one_of_many_keys_is_read_from_few_frames(many):
     store.count = 0
     assert len((await sessions.get_data("s", last={"messages": 5}, keys=[]))["messages"]) == 5
     assert store.count < 16
+
+
+async def test_the_last_writer_reads_no_frames():
+    """The process that wrote the newest checkpoint knows its state: the end of a list that grew by appends costs it one
+    head.
+    """
+    store = Frames(MemoryStore())
+    sessions = SessionManager(store=store)
+    await sessions.create_session("tutor", session_id="s", data={"messages": []})
+    for n in range(40):
+        await sessions.checkpoint("s", "turn", append={"messages": [n]})
+    assert await sessions.get_data("s", last={"messages": 2}) == {"messages": [38, 39]}
+    assert await sessions.get_data("s", keys=["messages"], last={"messages": 0}) == {"messages": []}
+    assert store.count == 0

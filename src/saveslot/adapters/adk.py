@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, cast
 
 from saveslot import blocking
 from saveslot.adapters.access import Access, require
-from saveslot.adapters.follow import New, Sight, Turns, look, settled, write
+from saveslot.adapters.follow import New, Sight, Turns, look, own_hold, settled, write
 from saveslot.errors import AlreadyExists, Conflict, InvalidInput, NotFound
 from saveslot.manager import SessionManager
-from saveslot.manager.changes import Creation, Plan, Saving, held_here
+from saveslot.manager.changes import Creation, Plan, Saving
 from saveslot.manager.together import land
 from saveslot.manager.writing import create_paused
 from saveslot.moving.adk import (
@@ -217,7 +217,7 @@ class SaveslotSessionService(BaseSessionService):
             self._known.pop(place.id, None)  # until it is known what became of the write
             try:
                 if parts[APP_PREFIX] or parts[USER_PREFIX]:
-                    held = held_here(sessions, (sessions.namespace, place.id)) is not None
+                    held = own_hold(sessions, place.id) is not None
                     given = (name_of(item), None, None, put, None, change["append"], None, None)
                     seen = None if held else known.sight.version
                     [saved, *_] = await self._land(

@@ -10,13 +10,13 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from saveslot import codec
-from saveslot.codec.excerpt import not_a_list
-from saveslot.codec.items import tail
+from saveslot.codec.excerpt import excerpt
 from saveslot.errors import Conflict, NotFound
 from saveslot.manager import SessionManager
 from saveslot.manager.changes import held_here
+from saveslot.manager.reading import known
 from saveslot.manager.writing import create_paused
+from saveslot.session.held import Held
 from saveslot.session.lookup import with_a_fresh_head
 from saveslot.session.model import Seen
 from saveslot.stores.wire.loops import running
@@ -77,28 +77,14 @@ async def look(
     sight = Sight(head.row.key, version(newest.seq, newest.append_id), head.last.data_seq)
     if last == {} and not keys:
         return {}, sight
-    log = sessions.engine.cache.get((sessions.namespace, session_id))
-    if log is not None and log.at.append_id == head.last.append_id and log.ready is not None:
-        return known_data(log.ready, last, keys), sight
+    if (state := known(sessions, head)) is not None:
+        return state.value() if last is None else excerpt(state, keys, last), sight
     entry = await sessions.reader.data_entry(head, head.last)
     if entry is None:
         return {}, sight
     if last is None:
         return (await sessions.reader.timeline(head, [entry])).state(entry).value(), sight
     return await sessions.reader.part(head, entry, keys, last), sight
-
-
-def known_data(state: codec.State, last: dict[str, int] | None, keys: Sequence[str] = ()) -> Data:
-    """Decode a state that this process knows from its last write; with `last`, only `keys` and the ends of lists."""
-    data: Data = {key: codec.decode(state.texts[key], tagged=state.tagged) for key in keys if key in state.texts}
-    for key in state.texts if last is None else last:
-        text = state.texts.get(key, b"[]")
-        if last is not None:
-            if not text.startswith(b"["):
-                raise not_a_list(key)
-            text = b"[%b" % text[tail(text, last[key])[0] :]
-        data[key] = codec.decode(text, tagged=state.tagged)
-    return data
 
 
 async def write(
@@ -126,7 +112,7 @@ async def write(
 async def _saved(
     sessions: SessionManager, new: New, name: str, follows: Sight | None, change: Data, metadata: Data | None
 ) -> Sight:
-    held = held_here(sessions, (sessions.namespace, new.session_id))
+    held = own_hold(sessions, new.session_id)
     if held is not None:  # no other process can have written
         saved = await held.checkpoint(name, metadata=metadata, **change)
         return Sight(held.key, saved.version, saved.seq)
@@ -140,6 +126,16 @@ async def _saved(
     key, version = (b"", None) if follows is None else (follows.key, follows.version)
     saved = await sessions.checkpoint(new.session_id, name, metadata=metadata, seen=version, **change)
     return Sight(key, saved.version, saved.seq)
+
+
+def own_hold(sessions: SessionManager, session_id: str) -> Held | None:
+    """Return this process's hold of a conversation, to write under its lease. When it ends, the conversation rests
+    paused, as those that nobody held do: no sweep fails it.
+    """
+    held = held_here(sessions, (sessions.namespace, session_id))
+    if held is not None:
+        held.rests = True
+    return held
 
 
 def overtaken(session_id: str, seen: Sight, newest: Sight) -> Conflict:

@@ -17,10 +17,9 @@ from weakref import WeakKeyDictionary
 
 from saveslot import blocking
 from saveslot.adapters.access import Access, require
-from saveslot.adapters.follow import New, Sight, look, overtaken, settled, write
+from saveslot.adapters.follow import New, Sight, look, overtaken, own_hold, settled, write
 from saveslot.errors import Conflict, Unavailable
 from saveslot.manager import SessionManager
-from saveslot.manager.changes import held_here
 from saveslot.stores.wire.loops import running
 from saveslot.values.checks import Data, as_name
 
@@ -121,7 +120,7 @@ class SaveslotSession:
         """
 
         async def clear(sessions: SessionManager) -> None:
-            held = held_here(sessions, (sessions.namespace, self.session_id))
+            held = own_hold(sessions, self.session_id)
             if held is None:
                 await sessions.delete_session(self.session_id)
             else:

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 from saveslot.codec.blocks import Blocks, Cut, Head, opened
 from saveslot.codec.frame import chained, unpack
+from saveslot.codec.items import tail
 from saveslot.codec.marks import EVERY
 from saveslot.codec.patch import Change, Copy, size_of_part
+from saveslot.codec.state import State
 from saveslot.codec.text import decode, place
 from saveslot.errors import Corrupt, InvalidInput
 from saveslot.values.recipe import Recipe
@@ -359,14 +361,16 @@ class _Below(NamedTuple):
     at: int
 
 
-def excerpt(value: Mapping[str, Any], keys: Collection[str] | None, last: Mapping[str, int]) -> dict[str, Any]:
-    """Return the same from a whole state."""
-    chosen = {key: item for key, item in value.items() if keys is None or key in keys or key in last}
-    for key, count in last.items():
-        if key in chosen:
-            if not isinstance(chosen[key], list):
+def excerpt(state: State, keys: Collection[str] | None, last: Mapping[str, int]) -> dict[str, Any]:
+    """Return the same from a whole state. Decodes nothing else."""
+    chosen: dict[str, Any] = {}
+    for key, text in state.texts.items():
+        if key in last:
+            if not text.startswith(b"["):
                 raise not_a_list(key)
-            chosen[key] = chosen[key][-count:] if count else []
+            chosen[key] = decode(b"[%b" % text[tail(text, last[key])[0] :], tagged=state.tagged)
+        elif keys is None or key in keys:
+            chosen[key] = decode(text, tagged=state.tagged)
     return chosen
 
 

@@ -8,7 +8,9 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal, TypeVar, cast, get_args
 
+from saveslot import codec
 from saveslot.codec import difference
+from saveslot.codec.excerpt import excerpt
 from saveslot.codec.text import place
 from saveslot.errors import Corrupt, InvalidInput
 from saveslot.manager import log_lines
@@ -288,7 +290,7 @@ async def get_data(
     """Return the agent's data as of a ref, which may name any kind of entry; `{}` before the first checkpoint.
 
     With `keys`, only these are decoded; unknown ones are absent. `last={"messages": 20}` gives the last 20 items of
-    that list, or all if there are fewer. Frames that hold neither are not read.
+    that list, or all if there are fewer. Frames that hold neither are not read, and none if this process wrote last.
     """
     wanted = None if keys is None else as_texts(keys, "keys")
     items = _as_last(last)
@@ -296,11 +298,22 @@ async def get_data(
     head = await reader.existing(id, state=whole)
     if ref == "latest" and not head.last.data_seq:
         return {}
+    state = known(sessions, head) if ref == "latest" and not whole else None
+    if state is not None:
+        return excerpt(state, wanted, items)
     if whole:
         reading = reader.state_of(head, ref) if refs.elsewhere(ref) is None else reader.state_at(id, ref)
         return (await reading).value()
     data = await reader.data_entry(head, await reader.entry(head, ref))
     return {} if data is None else await reader.part(head, data, wanted, items)
+
+
+def known(sessions: Space, head: Head) -> codec.State | None:
+    """Return the newest state as of that head if this process knows it, as after a write of its own."""
+    log = sessions.engine.cache.get((sessions.namespace, head.row.session_id))
+    if log is None or log.at.append_id != head.last.append_id or head.row.locked is not None:
+        return None
+    return log.ready
 
 
 def _as_last(last: Any) -> dict[str, int]:

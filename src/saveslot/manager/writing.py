@@ -141,8 +141,7 @@ def begun(
     call_id = request(idempotency_key, "create", {**given, "data": data, "name": name})
     draft = _born(sessions, session)
     if paused:
-        draft.lifecycle(Kind.PAUSED, "session_paused", {"previous_state": SessionState.ACTIVE.value})
-        draft.become(SessionState.PAUSED)
+        draft.pause()
     if data is not None:
         draft.checkpoint(as_name(name, "name"), as_data(data, "data"), data_metadata)
     elif name != "created":

@@ -172,6 +172,11 @@ class Draft:
         if kind in ENDING_KINDS:
             self._let_go(entry)
 
+    def pause(self) -> None:
+        """Let an active session rest."""
+        self.lifecycle(Kind.PAUSED, "session_paused", {"previous_state": SessionState.ACTIVE.value})
+        self.become(SessionState.PAUSED)
+
     def take(
         self, kind: Kind, lease: bytes, worker: Worker, before: str, attempts: int = 0, silent_since: int = 0
     ) -> None:

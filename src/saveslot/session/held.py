@@ -32,7 +32,7 @@ from saveslot.session.working import Effect, WorkingCopy, kept
 from saveslot.stores import Store
 from saveslot.values.checks import Data, as_data
 from saveslot.values.kinds import ENDING_KINDS, SIDE_KINDS, Kind
-from saveslot.values.lifecycle import follow
+from saveslot.values.lifecycle import SessionState, follow
 from saveslot.values.log import Entry, Head, Outcome, Verdict, Wanted, moment
 from saveslot.values.versions import Version, as_version
 
@@ -62,6 +62,7 @@ INTERNAL = frozenset(
         "regain",
         "release_soon",
         "reload",
+        "rests",
         "running",
         "runs",
         "saving",
@@ -96,6 +97,7 @@ class Held(AsyncSteps):
         self.worker = worker
         self._log = log
         self._lease = b""
+        self.rests = False  # pause the session when it is released without an error
         self._claimed = False  # from a dead owner, or one that left by an error
         self._attempts = 0  # failed ones before this one, since the last new checkpoint or finished step
         self._reason = ""  # of the cancellation
@@ -268,6 +270,8 @@ class Held(AsyncSteps):
                     return None
                 draft = attempts.cancellation(self._lookup.store, head, self._reason)
             else:
+                if self.rests and note is None and log.at.state is SessionState.ACTIVE:
+                    draft.pause()
                 draft.release(note)
             draft.landed = released
             draft.group.entries[-1].request = request

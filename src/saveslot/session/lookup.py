@@ -194,7 +194,7 @@ class Lookup:
         if recipe.base:  # else it is of format 1, or empty
             with suppress(Scattered):
                 return await self._part(head, entry, recipe, keys, counts)
-        return excerpt((await self.timeline(head, [entry])).state(entry).value(), keys, counts)
+        return excerpt((await self.timeline(head, [entry])).state(entry), keys, counts)
 
     async def _part(
         self, head: Head, entry: Entry, recipe: codec.Recipe, keys: Collection[str] | None, counts: Mapping[str, int]

@@ -142,14 +142,14 @@ asyncio.run(main())
 """
 
 
-async def test_event_and_shared_state_are_one_commit(url):
+async def test_event_and_shared_state_are_one_commit(database):
     """After kill -9 in the middle of appends, each acknowledged event is there, and all states are the last one's."""
-    writer = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, url, stdout=subprocess.PIPE)
+    writer = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, database, stdout=subprocess.PIPE)
     for _ in range(20):
         acknowledged = int(await writer.stdout.readline())
     writer.kill()
     acknowledged = max([acknowledged, *map(int, (await writer.communicate())[0].split()[:-1])])
-    service = SaveslotSessionService(url)
+    service = SaveslotSessionService(database)
     chat = await service.get_session(**CHAT)
     count = len(chat.events)
     assert count >= acknowledged
@@ -333,9 +333,12 @@ async def test_deleted_conversations(service, other):
 
 
 async def test_held_conversations(service, other, sessions):
-    """Inside a hold this process appends with its lease, steps in between; another process gets LeaseHeld."""
+    """Inside a hold this process appends with its lease, steps in between; another process gets LeaseHeld. After it the
+    conversation rests paused.
+    """
     await service.create_session(**CHAT)
     async with sessions.hold(service.saveslot_id(**CHAT)) as held:
+        await held.resume()
         chat, theirs = await service.get_session(**CHAT), await other.get_session(**CHAT)
         await service.append_event(chat, event("a"))
         assert await held.step("pay", lambda: 5) == 5
@@ -348,6 +351,7 @@ async def test_held_conversations(service, other, sessions):
                 await other.append_event(fresh, event("c", **delta))
         with pytest.raises(StaleSessionError):
             await other.append_event(theirs, event("c"))
+    assert (await sessions.head(service.saveslot_id(**CHAT))).state is SessionState.PAUSED
     await service.append_event(chat, event("d"))
     assert await other.get_user_state(**KEYS) == {"k": 1}
     assert texts((await other.get_session(**CHAT)).events) == ["a", "b", "d"]
@@ -361,9 +365,9 @@ async def test_what_json_does_not_have(service, other):
     assert state == {"at": "2026-11-19T00:00:00Z", "f": repr(print), "set": [1], "call": repr(len)}
 
 
-async def test_other_loops_and_urls(url):
+async def test_other_loops_and_urls(database):
     """A service on a URL opens it at first use, in any loop, and can be closed and used again."""
-    service = SaveslotSessionService(url, namespace="adk")
+    service = SaveslotSessionService(database, namespace="adk")
     await service.create_session(**CHAT)
     await service.close()
     chat = await service.get_session(**CHAT)
@@ -379,7 +383,7 @@ async def test_other_loops_and_urls(url):
     await asyncio.to_thread(elsewhere)
     assert texts((await service.get_session(**CHAT)).events) == ["a", "b"]
     await service.close()
-    async with saveslot.open(url, namespace="adk") as sessions:
+    async with saveslot.open(database, namespace="adk") as sessions:
         assert len(await sessions.find(agent_type="google-adk")) == 1
 
 

@@ -36,13 +36,13 @@ async def theirs(place):
     await service.close()
 
 
-def imported(url, where, capsys):
+def imported(database, where, capsys):
     capsys.readouterr()
-    code = main(["--store", url, "import", where])
+    code = main(["--store", database, "import", where])
     return code, capsys.readouterr().err
 
 
-async def test_half_there_half_here(theirs, url, service, other, sessions, capsys):
+async def test_half_there_half_here(theirs, database, service, other, sessions, capsys):
     """A conversation that began in ADK's own tables goes on here: its model hears both halves, with all state."""
     before, where = theirs
     await before.create_session(
@@ -51,7 +51,7 @@ async def test_half_there_half_here(theirs, url, service, other, sessions, capsy
     agent = tutor(called("add", a=1, b=2), said("three"), tools=[add], output_key="answer")
     assert await turn(before, agent, "1 + 2?") == ["three"]
     old = await before.get_session(**CHAT)
-    code, printed = await asyncio.to_thread(imported, url, where, capsys)
+    code, printed = await asyncio.to_thread(imported, database, where, capsys)
     assert (code, printed.startswith("3 sessions, ")) == (0, True)
     here = await service.get_session(**CHAT)
     assert (here.events, here.state) == (old.events, old.state)
@@ -70,23 +70,23 @@ async def test_half_there_half_here(theirs, url, service, other, sessions, capsy
     assert log[2:] == ["created", "user", "tutor: add", "tutor", "tutor", "user", "tutor"]
 
 
-async def test_import_again(theirs, url, service, sessions, capsys):
+async def test_import_again(theirs, database, service, sessions, capsys):
     """A second import adds what is new there; one of a conversation that went on here leaves it as it is."""
     before, where = theirs
     chat = await before.create_session(**CHAT, state={"n": 0, "app:k": 1})
     await before.append_event(chat, event("a", k=1))
     for text, delta in (("b", {}), ("c", {"n": 1, "k": 2, "app:k": 2})):
-        assert (await asyncio.to_thread(imported, url, where, capsys))[0] == 0
+        assert (await asyncio.to_thread(imported, database, where, capsys))[0] == 0
         await before.append_event(chat, event(text, **delta))
-    code, printed = await asyncio.to_thread(imported, url, where, capsys)
+    code, printed = await asyncio.to_thread(imported, database, where, capsys)
     assert (code, printed.startswith("2 sessions, 2 entries from ")) == (0, True)
-    code, printed = await asyncio.to_thread(imported, url, where, capsys)
+    code, printed = await asyncio.to_thread(imported, database, where, capsys)
     assert (code, printed.startswith("0 sessions, 0 entries from ")) == (0, True)
     here = await service.get_session(**CHAT)
     assert (texts(here.events), here.state) == (["a", "b", "c"], {"n": 1, "k": 2, "app:k": 2})
     await service.append_event(here, event("here"))
     await before.append_event(chat, event("there"))
-    code, printed = await asyncio.to_thread(imported, url, where, capsys)
+    code, printed = await asyncio.to_thread(imported, database, where, capsys)
     assert code == 1
     assert "session tutor/anna/chat: is already here with another history; it was left unchanged" in printed
     assert texts((await service.get_session(**CHAT)).events) == ["a", "b", "c", "here"]

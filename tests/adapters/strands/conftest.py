@@ -1,4 +1,4 @@
-"""Two managers of one store, as two processes have them."""
+"""Two managers of one store, as two processes have them: Strands calls its stores synchronously."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ import pytest
 from saveslot import blocking
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request, servers, tmp_path):
-    return servers.schema() if request.param == "postgres" else f"sqlite:///{tmp_path / 's.db'}"
-
-
 @pytest.fixture
-def sessions(url):
-    with blocking.open(url) as sessions:
+def sessions(database):
+    with blocking.open(database) as sessions:
         yield sessions
 
 
 @pytest.fixture
-def others(url, sessions):
+def others(database, sessions):
     """Another process' manager."""
     sessions.create_session("first")  # makes the tables
-    with blocking.open(url) as others:
+    with blocking.open(database) as others:
         yield others

@@ -197,7 +197,9 @@ def test_a_message_is_stored_once(repository, other):
 
 
 def test_held_conversations(repository, other, sessions):
-    """Inside a hold this process writes with its lease, steps in between; another process gets LeaseHeld."""
+    """Inside a hold this process writes with its lease, steps in between; another process gets LeaseHeld. After it the
+    conversation rests paused.
+    """
     with sessions.hold("chat", create="strands") as held:
         agent = tutor(chat(repository), said("a"), said("b"))
         agent("one")
@@ -208,6 +210,7 @@ def test_held_conversations(repository, other, sessions):
         assert texts(late.messages) == ["one", "a", "two", "b"]
         with pytest.raises(LeaseHeld):
             late("three")
+    assert sessions.head("chat").state is SessionState.PAUSED
     assert texts(tutor(chat(other)).messages) == ["one", "a", "two", "b"]
 
 
@@ -241,16 +244,16 @@ def test_graphs(repository, other):
     assert "n1" in result.results
 
 
-async def test_any_loop(url):
+async def test_any_loop(database):
     """Agents work inside an event loop, in threads, and after close; a manager of an event loop is refused."""
-    repository = SaveslotSessionRepository(url, namespace="strands")
+    repository = SaveslotSessionRepository(database, namespace="strands")
     agent = tutor(chat(repository), *[said(str(n)) for n in range(3)])
     await agent.invoke_async("in a loop")
     await asyncio.to_thread(agent, "in a thread")
     await asyncio.to_thread(repository.close)
     assert len(tutor(chat(repository)).messages) == 4
     await asyncio.to_thread(repository.close)
-    async with saveslot.open(url, namespace="strands") as sessions:
+    async with saveslot.open(database, namespace="strands") as sessions:
         assert len(await sessions.find(agent_type="strands")) == 1
         with pytest.raises(InvalidInput, match=r"must be a manager of saveslot\.blocking"):
             SaveslotSessionRepository(sessions=sessions)

@@ -150,9 +150,9 @@ def test_snapshots_store_what_changed(sessions, storage):
     assert sum(entry.size for entry in entries) < 4 * whole
 
 
-async def test_any_loop(url):
+async def test_any_loop(database):
     """A storage on a URL is used from any number of event loops, one after another, and closed once."""
-    storage = SaveslotStorage(url)
+    storage = SaveslotStorage(database)
     await asyncio.to_thread(asyncio.run, storage.write("a", b"1"))
     await asyncio.to_thread(asyncio.run, storage.write("b", b"2"))
     assert await storage.list("") == ["a", "b"]

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, cast
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP
 
+from saveslot.adapters.follow import own_hold
 from saveslot.adapters.langgraph.index import Index
 from saveslot.adapters.langgraph.values import Codec
 from saveslot.codec import State
 from saveslot.errors import AlreadyExists, Conflict, InvalidInput, NotFound, SaveslotError, TooLarge, Unavailable
 from saveslot.manager import SessionManager
-from saveslot.manager.changes import held_here
 from saveslot.manager.headers import headed
 from saveslot.manager.writing import create_paused
 from saveslot.moving.langgraph_state import (
@@ -334,7 +334,7 @@ class Thread:
 
     async def _follow(self, name: str, change: Change, note: Data) -> tuple[str, int]:
         """Save a checkpoint; under its lease if this process holds the session, else paused."""
-        held = held_here(self.sessions, (self.sessions.namespace, self.id))
+        held = own_hold(self.sessions, self.id)
         if self._active and held is None:
             session = await self.sessions.pause(self.id, seen=self._version)
             self._version, self._active = session.version, False

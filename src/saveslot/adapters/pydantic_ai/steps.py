@@ -117,6 +117,7 @@ class SaveslotStepStore(BaseDurabilityCapability[AgentDepsT]):
         if not self._access.is_here:
             raise InvalidInput("hold", "needs its manager in this event loop; make another SaveslotStepStore for it")
         async with manager.hold(run_id, create=RUN, wait=wait) as held:
+            held.rests = True  # between its holds no sweep fails a run
             token = _replay.set(Replay(held))
             try:
                 yield held
