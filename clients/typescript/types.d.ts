@@ -71,15 +71,6 @@ export interface ChangedCounts {
   changed: number;
 }
 
-/** A named entry of a session. `data` is null once it was thinned. */
-export interface CheckpointOfSession {
-  name: string;
-  timestamp: string;
-  data: Data | null;
-  id?: string;
-  metadata?: Data;
-}
-
 export interface Claim {
   agent_type?: string | null;
   limit?: number;
@@ -332,7 +323,7 @@ export interface Session {
   /** Sealed with a key that this server lacks. */
   locked: boolean;
   /** Only with `history`. */
-  checkpoints?: CheckpointOfSession[];
+  checkpoints?: SavedCheckpoint[];
   /** Why context and metadata cannot be read. */
   damage?: string;
 }

@@ -146,8 +146,10 @@ class TooLarge(SaveslotError):
     limit: int = 0
     size: int = 0
 
-    def __init__(self, what: str, *, limit: int, size: int, unit: str = "bytes") -> None:
-        super().__init__(f"{what} is too large: {size:,} of at most {limit:,} {unit}; store less, or raise the limit")
+    def __init__(
+        self, what: str, *, limit: int, size: int, unit: str = "bytes", hint: str = "store less, or raise the limit"
+    ) -> None:
+        super().__init__(f"{what} is too large: {size:,} of at most {limit:,} {unit}; {hint}")
         self.limit = limit
         self.size = size
 

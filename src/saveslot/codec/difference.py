@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from saveslot.codec import MAX_STATE, decode, encode
-from saveslot.codec.text import TAG
+from saveslot.codec.text import TAG, items_of, members_of
 from saveslot.errors import InvalidInput
 from saveslot.values.checks import copied
 
@@ -46,8 +46,6 @@ _INDEX = re.compile("0|[1-9][0-9]*")
 _BAD_ESCAPE = re.compile("~(?![01])")
 _TAGGED = f'{{"{TAG}":'.encode()
 
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _sort = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -127,7 +125,7 @@ class _Comparison:
         if kinds == b"[[":
             self.items(path, old, new)
         elif kinds == b"{{" and not (self.tagged and (old.startswith(_TAGGED) or new.startswith(_TAGGED))):
-            self.members(path, _members(old), _members(new))
+            self.members(path, members_of(old), members_of(new))
         else:
             self._write("replace", path, new, old)
 
@@ -144,7 +142,7 @@ class _Comparison:
 
     def items(self, path: str, old: bytes, new: bytes) -> None:
         """Go left to right, so that each index counts in the list that the operations before it leave."""
-        before, after = cast("Run", _items(old)), cast("Run", _items(new))
+        before, after = cast("Run", items_of(old)), cast("Run", items_of(new))
         at = _shared(before, after)
         before, after = before[at:], after[at:]
         back = _shared(before[::-1], after[::-1])
@@ -240,8 +238,8 @@ def _alike(old: bytes, new: bytes) -> int:
     """Return how many bytes two objects share, member by member."""
     if old[:1] + new[:1] != b"{{":
         return 0
-    members = _members(old)
-    return sum(len(text) for key, text in _members(new).items() if members.get(key) == text)
+    members = members_of(old)
+    return sum(len(text) for key, text in members_of(new).items() if members.get(key) == text)
 
 
 def _longest(a: Run, b: Run) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from saveslot.codec.patch import Text
-from saveslot.codec.text import TAG, decode
+from saveslot.codec.text import TAG, decode, items_of, members_of
 from saveslot.errors import InvalidInput, NotFound
 
 Kind = Literal["object", "list", "text", "value"]
@@ -22,8 +22,6 @@ STANDS, LONG = "…", 2_000
 MOST = 200
 
 _TAGGED = f'{{"{TAG}":'.encode()
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class Outline(NamedTuple):
@@ -48,11 +46,11 @@ def outline(texts: Mapping[str, Text], path: str, *, tagged: bool, depth: int, l
         at = child
     kind = _kind(at, tagged=tagged)
     if kind == "object":
-        members = list(_members(at).items())
+        members = list(members_of(at).items())
         cut = {key: _shown(bytes(raw), depth - 1, tagged=tagged) for key, raw in members[start : start + limit]}
         return Outline(cut, kind, len(members), len(at), start, _next(start + limit, len(members)))
     if kind == "list":
-        items = _items(at)
+        items = items_of(at)
         values = [_shown(bytes(raw), depth - 1, tagged=tagged) for raw in items[start : start + limit]]
         return Outline(values, kind, len(items), len(at), start, _next(start + limit, len(items)))
     value = decode(at, tagged=tagged)
@@ -90,10 +88,10 @@ def _kind(text: bytes, *, tagged: bool) -> Kind:
 def _child(text: bytes, step: str, *, tagged: bool) -> bytes | None:
     match _kind(text, tagged=tagged):
         case "object":
-            raw = _members(text).get(step)
+            raw = members_of(text).get(step)
             return None if raw is None else bytes(raw)
         case "list" if step.isascii() and step.isdigit():
-            items = _items(text)
+            items = items_of(text)
             return bytes(items[int(step)]) if len(step) <= len(str(len(items))) and int(step) < len(items) else None
         case _:
             return None
@@ -102,12 +100,12 @@ def _child(text: bytes, step: str, *, tagged: bool) -> bytes | None:
 def _shown(text: bytes, depth: int, *, tagged: bool) -> Any:
     match _kind(text, tagged=tagged):
         case "object":
-            members = _members(text)
+            members = members_of(text)
             if depth < 1 or len(members) > MOST:
                 return {STANDS: "object", "size": len(members), "bytes": len(text)}
             return {key: _shown(bytes(raw), depth - 1, tagged=tagged) for key, raw in members.items()}
         case "list":
-            items = _items(text)
+            items = items_of(text)
             if depth < 1 or len(items) > MOST:
                 return {STANDS: "list", "size": len(items), "bytes": len(text)}
             return [_shown(bytes(raw), depth - 1, tagged=tagged) for raw in items]

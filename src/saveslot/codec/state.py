@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from saveslot.codec import format_1
+from saveslot.codec import format_1, weight
 from saveslot.codec.blocks import APART, BLOCK, MAX_TABLE, SMALL, Blocks, Head, Spot, opened, packed, patch_body
 from saveslot.codec.chunks import Chunks
 from saveslot.codec.common import key_changes
@@ -55,6 +55,7 @@ class State(msgspec.Struct, eq=False):
         return self.weight + sum([known.weight for known in self.chunks.values()]) if self.chunks else self.weight
 
     def value(self) -> dict[str, Any]:
+        weight.check_all(self.texts.values(), "the agent's data")
         return {key: decode(text, tagged=self.tagged) for key, text in self.texts.items()}
 
     def copy(self) -> State:

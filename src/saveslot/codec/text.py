@@ -25,6 +25,7 @@ from uuid import UUID
 
 import msgspec
 
+from saveslot.codec import weight
 from saveslot.errors import Corrupt, InvalidInput, TooLarge
 
 T = TypeVar("T")
@@ -56,6 +57,8 @@ _TAG_TEXT = f'"{TAG}"'.encode()
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def encode(value: Any, path: str, limit: int = MAX_STATE, depth: int = 0) -> tuple[bytes, bool]:
@@ -103,11 +106,24 @@ def size_of(texts: Mapping[str, bytes | bytearray]) -> int:
 
 def decode(text: bytes | bytearray, *, tagged: bool) -> Any:
     """Return the value of a text, or raise `Corrupt`."""
+    weight.check(text)
     try:
         value = _decode(text)
         return _revived(value) if tagged and _TAG_TEXT in text else value
     except (ValueError, TypeError, RecursionError) as exc:
         raise Corrupt("a stored value", "is not what Saveslot writes") from exc
+
+
+def members_of(text: bytes | bytearray) -> dict[str, msgspec.Raw]:
+    """Return the members of an object, not decoded."""
+    weight.check(text)
+    return _members(text)
+
+
+def items_of(text: bytes | bytearray) -> list[msgspec.Raw]:
+    """Return the items of a list, not decoded."""
+    weight.check(text)
+    return _items(text)
 
 
 def _has_long_number(text: bytes | bytearray) -> bool:

@@ -17,7 +17,8 @@ import msgspec
 
 from saveslot.codec.common import common_ends
 from saveslot.codec.patch import Text
-from saveslot.errors import Corrupt, NotFound
+from saveslot.codec.text import items_of, members_of
+from saveslot.errors import Corrupt, NotFound, TooLarge
 from saveslot.session.timeline import Timeline, note_of
 from saveslot.values.checks import Data, copied
 from saveslot.values.kinds import DATA_KINDS, Kind
@@ -29,9 +30,6 @@ Texts = Mapping[str, Text]
 SHORT = 24
 # Maximum changes inside an object that are listed one by one; beyond that, the object is marked as changed.
 FEW = 3
-
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class LogLine(msgspec.Struct, frozen=True):
@@ -107,12 +105,19 @@ def glance(before: Texts, after: Texts, path: str = "") -> list[str]:
 
 
 def _changed(name: str, old: bytes, new: bytes) -> list[str]:
+    try:
+        return _inside(name, old, new)
+    except TooLarge:  # to be looked into by a server's request
+        return [f"~{name}"]
+
+
+def _inside(name: str, old: bytes, new: bytes) -> list[str]:
     kinds = old[:1] + new[:1]
     if kinds == b"[[":
         grown = _grown(old, new)
         return [f"{name} {grown:+}"] if grown else [f"~{name}"]
     if kinds == b"{{":
-        inside = glance(cast("Texts", _members(old)), cast("Texts", _members(new)), f"{name}.")
+        inside = glance(cast("Texts", members_of(old)), cast("Texts", members_of(new)), f"{name}.")
         return inside if 0 < len(inside) <= FEW else [f"~{name}"]
     if max(len(old), len(new)) <= SHORT and not {b"[", b"{"} & {old[:1], new[:1]}:
         return [f"{name} {_printed(old)}→{_printed(new)}"]
@@ -122,8 +127,8 @@ def _changed(name: str, old: bytes, new: bytes) -> list[str]:
 def _grown(old: bytes, new: bytes) -> int:
     front, _ = common_ends(old, new)
     if front == len(old) - 1 and new[front : front + 1] == b",":
-        return len(_items(b"[" + new[front + 1 :]))
-    return len(_items(new)) - len(_items(old))
+        return len(items_of(b"[" + new[front + 1 :]))
+    return len(items_of(new)) - len(items_of(old))
 
 
 def _printed(text: bytes) -> str:

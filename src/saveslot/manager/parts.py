@@ -10,6 +10,7 @@ from saveslot.codec import difference
 from saveslot.codec.outline import Kind, joined, outline
 from saveslot.session.engine import Space
 from saveslot.session.lookup import with_a_fresh_head
+from saveslot.values import refs
 from saveslot.values.answers import Answer
 from saveslot.values.checks import as_count, as_text
 from saveslot.values.kinds import DATA_KINDS
@@ -108,6 +109,17 @@ async def part(
         view.next,
         view.value,
     )
+
+
+@with_a_fresh_head
+async def text(sessions: Space, id: str, ref: str | int = "latest") -> bytes:
+    """Return what `get_data` does, as JSON and not decoded, however large it is."""
+    reader = sessions.reader
+    head = await reader.existing(id, state=True)
+    if ref == "latest" and not head.last.data_seq:
+        return b"{}"
+    reading = reader.state_of(head, ref) if refs.elsewhere(ref) is None else reader.state_at(id, ref)
+    return joined((await reading).texts)
 
 
 async def _state(sessions: Space, id: str, ref: str | int) -> tuple[Entry, Entry | None, codec.State]:

@@ -11,12 +11,13 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from saveslot.codec import weight
 from saveslot.errors import InvalidInput, InvalidTransition, NotFound, SaveslotError, TooLarge
 from saveslot.manager import SessionManager
 from saveslot.server.call import Call
 from saveslot.server.guard import Rates, admit
 from saveslot.server.keys import Keys
-from saveslot.server.load import Room
+from saveslot.server.load import HEAVIEST, Room
 from saveslot.server.problem import Problem, problem, status_of
 from saveslot.server.routes import Routes, table
 from saveslot.server.seen import Seen
@@ -88,6 +89,7 @@ class Server:
         try:
             admit(call, self.rates)
             stamping.set(call.caller.stamp)
+            weight.HEAVIEST.set(HEAVIEST)
             call.enter()
             try:
                 async with call.deadline:

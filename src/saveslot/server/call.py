@@ -12,10 +12,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from saveslot import codec
+from saveslot.codec import weight
 from saveslot.errors import Corrupt, InvalidInput, TooLarge, Unauthorized, Unavailable
 from saveslot.manager import SessionManager
 from saveslot.server.keys import Keys
-from saveslot.server.load import RATIO, SENDING, WITHIN, Room, apart, check_values, decompressed
+from saveslot.server.load import RATIO, SENDING, WITHIN, Room, apart, decompressed
 from saveslot.server.problem import Problem
 from saveslot.server.routes import Route
 from saveslot.server.tokens import Caller, Tokens
@@ -185,7 +186,7 @@ class Call:
 
 
 def _decoded(text: bytes) -> Any:
-    check_values(text)
+    weight.check(text, weight.REQUEST)
     return codec.decode(text or b"{}", tagged=True)
 
 

@@ -38,13 +38,9 @@ WINDOW = 8 << 20
 RATIO, FREE = 200, 1 << 20
 # Bytes of a body that is read in a thread, so that other requests go on meanwhile.
 APART = 256 << 10
-# Objects and arrays in a body: each takes 60 to 230 bytes of memory, and about a microsecond during which the process
-# answers nobody else. An import has a whole history. Values of any kind: 16 MB of digits pass.
-CONTAINERS, IMPORTED, VALUES = 200_000, 1_000_000, 1 << 23
-# Bytes that matter when values are counted, and how many of them are looked at in one go.
-STRETCH = 1 << 20
-_MARKS = b'"[{,'
-_OTHERS = bytes(byte for byte in range(256) if byte not in _MARKS)
+# The weight of JSON (`codec.weight`) that one request may bring, or have decoded: half a second of work at most. An
+# import has a whole history, and is worked on in a thread.
+HEAVIEST, IMPORTED = 400_000, 1_200_000
 
 
 class Room:
@@ -87,25 +83,6 @@ class Room:
 async def apart(size: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Work on a body of that size: in a thread if it is large."""
     return work(*args, **kwargs) if size <= APART else await asyncio.to_thread(work, *args, **kwargs)
-
-
-def check_values(text: bytes, most: int = CONTAINERS) -> None:
-    """Raise `TooLarge` for JSON that would take much more memory than its bytes. Nothing of it is decoded."""
-    containers, commas = text.count(b"[") + text.count(b"{"), text.count(b",")
-    if containers > most or commas > VALUES:  # do not count those in strings
-        bare = text.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OTHERS).replace(b'""', b"")
-        total = commas = quoted = 0
-        for start in range(0, len(bare), STRETCH):
-            parts = bare[start : start + STRETCH].split(b'"')
-            outside = b"".join(parts[quoted::2])
-            total += len(outside)
-            commas += outside.count(b",")
-            quoted = (quoted + len(parts) - 1) % 2
-        containers = total - commas
-    if containers > most:
-        raise TooLarge("the request", limit=most, size=containers, unit="objects and arrays")
-    if commas > VALUES:
-        raise TooLarge("the request", limit=VALUES, size=commas, unit="values")
 
 
 # Bytes of msgpack that may be of any shape: decoded, they take some 20 MB. Values that a longer request may have: it is

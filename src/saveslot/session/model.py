@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 from warnings import warn
 from weakref import WeakValueDictionary
 
@@ -27,6 +27,16 @@ if TYPE_CHECKING:
     from saveslot.session.headers import Head
 
 
+class Stored(Protocol):
+    """The data of a checkpoint as stored: decoded when it is called."""
+
+    def __call__(self) -> Data: ...
+
+    def text(self) -> bytes:
+        """Return it as JSON, without decoding it."""
+        ...
+
+
 class Emptied:
     """Stands for the data of a checkpoint that retention emptied: reading it raises."""
 
@@ -35,6 +45,9 @@ class Emptied:
 
     def __call__(self) -> Data:
         raise emptied(self._where)
+
+    def text(self) -> bytes:
+        return b"null"
 
 
 class SessionCheckpoint:
@@ -56,13 +69,13 @@ class SessionCheckpoint:
     ) -> None:
         self.name: str = as_name(name, "name")
         self._at: datetime | int = now() if timestamp is None else as_time(timestamp, "timestamp")
-        self._data: Data | Callable[[], Data] = as_data(data, "data")
+        self._data: Data | Stored = as_data(data, "data")
         self._metadata: Data | Callable[[], Data] = as_data(metadata, "metadata")
         self.id: str = id
         self._entry: Entry | None = None  # if it was read from a store
 
     @classmethod
-    def stored(cls, id: str, entry: Entry, data: Callable[[], Data], metadata: Data | Callable[[], Data]) -> Self:
+    def stored(cls, id: str, entry: Entry, data: Data | Stored, metadata: Data | Callable[[], Data]) -> Self:
         """Return an entry as a checkpoint whose data and metadata these functions decode."""
         checkpoint = cls.__new__(cls)
         checkpoint.id, checkpoint.name, checkpoint._at = id, entry.name, entry.at  # noqa: SLF001  (its own)
@@ -81,6 +94,11 @@ class SessionCheckpoint:
     @property
     def data(self) -> Data:
         return self._data() if callable(self._data) else self._data
+
+    @property
+    def text(self) -> bytes:
+        """The data as JSON, in the tagged form; `null` once thinned. That of a stored checkpoint is not decoded."""
+        return self._data.text() if callable(self._data) else encode(self._data, "data", ANY_SIZE)[0]
 
     @property
     def timestamp(self) -> datetime:

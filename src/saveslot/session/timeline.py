@@ -6,9 +6,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from saveslot import codec
+from saveslot.codec.outline import joined
 from saveslot.errors import Corrupt
 from saveslot.session.model import Emptied, SessionCheckpoint, emptied, unloaded
 from saveslot.stores import Store
@@ -64,14 +65,18 @@ class Timeline:
         name = f"{self._session_id}:{entry.seq}"
         note = partial(note_of, entry, name)
         if entry.kind not in DATA_KINDS:
-            return made_as.stored(name, entry, note, {})
+            return made_as.stored(name, entry, InNote(entry, name), {})
         gone = entry.seq in self._thinned and self._emptied(entry)
-        data = Emptied(name) if gone else partial(self.data, entry)
-        return made_as.stored(name, entry, data, note)
+        return made_as.stored(name, entry, Emptied(name) if gone else InFrames(self, entry), note)
 
     def data(self, entry: Entry) -> Data:
         with _LOOKING:
             return self.state(entry).value()
+
+    def text(self, entry: Entry) -> bytes:
+        """Return the data as JSON, without decoding it."""
+        with _LOOKING:
+            return joined(self.state(entry).texts)
 
     def state(self, entry: Entry) -> codec.State:
         """Return the state as of that entry, valid until the next call."""
@@ -169,6 +174,32 @@ class Timeline:
         if len(self._sorted) != len(self._frames):  # frames are only ever added
             self._sorted = sorted(self._frames)
         return self._sorted
+
+
+class InFrames(NamedTuple):
+    """The data of a checkpoint, rebuilt from frames."""
+
+    timeline: Timeline
+    entry: Entry
+
+    def __call__(self) -> Data:
+        return self.timeline.data(self.entry)
+
+    def text(self) -> bytes:
+        return self.timeline.text(self.entry)
+
+
+class InNote(NamedTuple):
+    """The data of a lifecycle entry."""
+
+    entry: Entry
+    where: str
+
+    def __call__(self) -> Data:
+        return note_of(self.entry, self.where)
+
+    def text(self) -> bytes:
+        return codec.encode(self(), "data", codec.ANY_SIZE)[0]
 
 
 def note_of(entry: Entry, where: str) -> Data:

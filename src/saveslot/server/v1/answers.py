@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any, Generic, TypeVar
 from urllib.parse import quote
@@ -12,13 +14,16 @@ from starlette.responses import Response
 from saveslot.manager.failures import End
 from saveslot.manager.outlook import Outlook
 from saveslot.manager.rows import Newest as Checkpointed, Row
-from saveslot.server.call import Call
+from saveslot.server.call import JSON, Call, encoded
 from saveslot.server.v1 import conditions
-from saveslot.session.model import AgentSession, Checkpoint, DamagedSession
+from saveslot.session.model import AgentSession, Checkpoint, DamagedSession, SessionCheckpoint
 from saveslot.values.checks import Data
 from saveslot.values.lifecycle import SessionState
 
 T = TypeVar("T")
+
+# Bytes of a page: it ends with the checkpoint that passes them.
+ROOM = 4 << 20
 
 Time = Annotated[datetime, Meta(extra_json_schema={"format": "date-time"})]
 Value = Annotated[Any, Meta(description="Any JSON value; datetime, bytes and UUID stand in their tagged form.")]
@@ -54,16 +59,6 @@ class Owner(Struct):
     late: Annotated[bool, Meta(description="In lists: silent for more than half of its TTL.")] | UnsetType = UNSET
 
 
-class CheckpointOfSession(Struct):
-    """A named entry of a session. `data` is null once it was thinned."""
-
-    name: str
-    timestamp: Time
-    data: Object | None
-    id: str | UnsetType = UNSET
-    metadata: Object | UnsetType = UNSET
-
-
 class Session(Struct):
     """A session. `context` and `metadata` are null if they are damaged, and empty while it is `locked`."""
 
@@ -80,7 +75,7 @@ class Session(Struct):
     owner: Owner | None
     orphaned: Annotated[bool, Meta(description="Its worker died, or left by an error: it can be claimed.")]
     locked: Annotated[bool, Meta(description="Sealed with a key that this server lacks.")]
-    checkpoints: Annotated[list[CheckpointOfSession], Meta(description="Only with `history`.")] | UnsetType = UNSET
+    checkpoints: Annotated[list[SavedCheckpoint], Meta(description="Only with `history`.")] | UnsetType = UNSET
     damage: Annotated[str, Meta(description="Why context and metadata cannot be read.")] | UnsetType = UNSET
 
 
@@ -155,10 +150,38 @@ def listed(value: AgentSession, row: Row) -> Data:
     return {**more, **fields, "owner": owner, "head": head}
 
 
-def saved(checkpoint: Checkpoint, *, data: bool = True) -> Data:
-    fields = checkpoint.to_dict() if data else {"id": checkpoint.id, "name": checkpoint.name}
-    times = {"seq": checkpoint.seq, "timestamp": checkpoint.timestamp.isoformat(), "version": checkpoint.version}
-    return {**fields, **times, "metadata": checkpoint.metadata}
+def saved(checkpoint: SessionCheckpoint) -> Data:
+    """The fields of a checkpoint but for its data."""
+    return {
+        "id": checkpoint.id,
+        "seq": int(checkpoint.id.rpartition(":")[2]),
+        "name": checkpoint.name,
+        "timestamp": checkpoint.timestamp.isoformat(),
+        "version": checkpoint.version,
+        "metadata": checkpoint.metadata,
+    }
+
+
+def spliced(fields: Data, name: str, text: bytes) -> bytes:
+    """Return an object as JSON with one more member, whose text is known."""
+    return b'%b,"%b":%b}' % (encoded(fields)[:-1], name.encode(), text)
+
+
+async def fitting(items: Iterable[SessionCheckpoint], *, data: bool = True) -> list[bytes]:
+    """Return the first of these checkpoints as JSON, up to and with the one that passes `ROOM` bytes.
+
+    Their data is not decoded: it comes as it is stored.
+    """
+    texts: list[bytes] = []
+    size = 0
+    for item in items:
+        fields = saved(item)
+        texts.append(spliced(fields, "data", item.text) if data else encoded(fields))
+        size += len(texts[-1])
+        if size > ROOM:
+            break
+        await asyncio.sleep(0)  # other requests come between two large ones
+    return texts
 
 
 def one(call: Call, value: AgentSession, status: int | None = None) -> Response:
@@ -170,13 +193,12 @@ def one(call: Call, value: AgentSession, status: int | None = None) -> Response:
 
 
 def checkpoint(call: Call, value: Checkpoint, data: Data | None = None) -> Response:
-    """Answer with a checkpoint that was just written, or with one that was asked for. `data`: its data, if known."""
+    """Answer with a checkpoint that was just written, or with one that was asked for. `data`: its data, if at hand."""
     headers = conditions.etag(value.version)
     if call.route.status == 201:  # noqa: PLR2004
         session_id, _, seq = value.id.rpartition(":")
         headers["location"] = f"/v1/sessions/{quote(session_id, safe='')}/checkpoints/{seq}"
-    wanted = not conditions.minimal(call)
-    fields = saved(value, data=wanted and data is None)
-    if wanted and data is not None:
-        fields["data"] = data
-    return call.json(fields, None, headers)
+    if conditions.minimal(call):
+        return call.json(saved(value), None, headers)
+    text = spliced(saved(value), "data", value.text if data is None else encoded(data))
+    return Response(text, call.route.status, headers, JSON)

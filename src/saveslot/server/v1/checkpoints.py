@@ -13,6 +13,7 @@ from saveslot.errors import InvalidInput
 from saveslot.manager import parts
 from saveslot.manager.parts import CHILDREN, MOST, OPERATIONS
 from saveslot.server.call import JSON, Call, encoded
+from saveslot.server.load import APART
 from saveslot.server.routes import Route
 from saveslot.server.v1.answers import (
     Object,
@@ -24,7 +25,7 @@ from saveslot.server.v1.answers import (
     Value,
     Version,
     checkpoint,
-    saved,
+    fitting,
 )
 from saveslot.server.v1.conditions import (
     IF_MATCH,
@@ -55,8 +56,6 @@ KINDS = ", ".join(dict.fromkeys(kind.label for kind in EntryKind))
 
 # Checkpoints in a page, unless `limit` says otherwise, and at most.
 PAGE, LONGEST = 50, 500
-# Bytes of a page: it ends with the checkpoint that passes them.
-ROOM = 4 << 20
 # Bytes of a request: a state of 16 MB, and what stands around it.
 LARGEST = 17 << 20
 # Operations of a JSON patch.
@@ -210,8 +209,8 @@ async def save(call: Call) -> Response:
         return await answered(call.sessions, call.path["id"], save.request)
 
     written = await write_either(call, free, held, earlier)
-    # What a first call without a lease has stored is what it brought: it need not be rebuilt from the log.
-    given = key(call) is None and "saveslot-lease" not in call.headers
+    # What a first call without a lease has stored is what it brought: if short, it need not be rebuilt from the log.
+    given = key(call) is None and "saveslot-lease" not in call.headers and call.held <= APART
     return checkpoint(call, written, new.data if given else None)
 
 
@@ -227,13 +226,7 @@ async def history(call: Call) -> Response:
         limit=query.limit + 1,
         all=query.all,
     )
-    items: list[bytes] = []
-    size = 0
-    for one in reversed(page[-query.limit :]):
-        items.append(encoded(saved(one, data=query.data)))
-        size += len(items[-1])
-        if size > ROOM:
-            break
+    items = await fitting(reversed(page[-query.limit :]), data=query.data)
     more = len(page) > len(items)
     following = encoded(str(page[-len(items)].seq) if more else None)
     text = b'{"items":[%b],"next":%b}' % (b",".join(reversed(items)), following)
@@ -281,12 +274,14 @@ async def look(call: Call, query: Look) -> Response:
 
 async def data(call: Call) -> Response:
     query: DataReading = call.query
+    session_id = call.path["id"]
+    if not query.key and not query.last:
+        return Response(await parts.text(call.sessions, session_id, query.ref), media_type=JSON)
     last: dict[str, int] = {}
     for pair in query.last:
         name, _, number = pair.rpartition("=")
         last[name] = _number(number, "last")
-    keys = query.key or None
-    value = await call.sessions.get_data(call.path["id"], query.ref, keys=keys, last=last or None)
+    value = await call.sessions.get_data(session_id, query.ref, keys=query.key or None, last=last or None)
     return call.json(value)
 
 

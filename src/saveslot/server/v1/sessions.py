@@ -15,9 +15,21 @@ from saveslot.manager.facets import Facets, facets
 from saveslot.manager.reading import PAGE, WIDE_PAGE, query
 from saveslot.manager.rows import each, rows
 from saveslot.manager.writing import update_as
-from saveslot.server.call import Call
+from saveslot.server.call import JSON, Call
 from saveslot.server.routes import Route
-from saveslot.server.v1.answers import ListedSession, Object, Page, Session, SessionHead, Time, listed, one
+from saveslot.server.v1.answers import (
+    ListedSession,
+    Object,
+    Page,
+    Session,
+    SessionHead,
+    Time,
+    fitting,
+    listed,
+    one,
+    session as answer,
+    spliced,
+)
 from saveslot.server.v1.conditions import IF_MATCH, KEY, MUST_MATCH, etag, follow, key, newest
 from saveslot.session.attempts import Limit
 from saveslot.session.engine import Space
@@ -218,9 +230,12 @@ async def read(call: Call) -> Response:
     )
     if session is None:
         raise unknown(session_id, call.namespace)
-    if query.history:
-        session.checkpoints = session.checkpoints[-query.history :]
-    return one(call, session)
+    if not query.history:
+        return one(call, session)
+    newest = await fitting(reversed(session.checkpoints[-query.history :]))
+    session.loaded = False
+    text = spliced(answer(session), "checkpoints", b"[%b]" % b",".join(reversed(newest)))
+    return Response(text, headers=etag(session.version), media_type=JSON)
 
 
 async def head(call: Call) -> Response:

@@ -8,9 +8,10 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from starlette.responses import Response, StreamingResponse
 
+from saveslot.codec import weight
 from saveslot.errors import InvalidInput
 from saveslot.server.call import JSON, Call
-from saveslot.server.load import IMPORTED, apart, check_values
+from saveslot.server.load import IMPORTED, apart
 from saveslot.server.problem import Problem
 from saveslot.server.routes import Route
 from saveslot.server.v1.answers import Object, Session, one
@@ -46,7 +47,8 @@ async def _all(call: Call, first: str, parts: AsyncIterator[str]) -> AsyncIterat
 async def load(call: Call) -> Response:
     query: Importing = call.query
     body = await call.body()
-    await apart(len(body), check_values, body, IMPORTED)
+    weight.HEAVIEST.set(IMPORTED)
+    await apart(len(body), weight.check, body, weight.REQUEST)
     try:
         text = body.decode()
     except UnicodeDecodeError:
