@@ -8,6 +8,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 from saveslot.stores.sqlite.file import connect
@@ -160,3 +161,38 @@ def test_hidden_page_stops_listening_and_reads_again(watched, url):
     post(url, "/sessions/trip-lisbon/checkpoints", {"name": "seen", "put": {"n": 2}})
     expect(page.locator(".log-row", has_text="seen").last).to_contain_text("seen")
     expect(page.locator(".banner")).to_have_count(0)
+
+
+@pytest.mark.parametrize("module", ["analytics", "charts"])
+def test_screen_that_did_not_load_loads_when_tried_again(watched, module):
+    """A screen whose module, or one that it imports, did not come says so; trying again opens it."""
+    watched.expected = ["ERR_FAILED"]
+    page = watched.browser.new_context().new_page()
+    page.route(f"**/{module}.js*", lambda route: route.abort())
+    page.goto(watched.url + "/settings")
+    expect(page.locator(".settings")).to_be_visible()
+    page.get_by_role("link", name="Analytics").first.click()
+    again = page.get_by_role("button", name="Try again")
+    heading = page.get_by_role("heading", level=1)
+    expect(heading).to_have_text("This screen could not be loaded")
+    with page.expect_navigation():  # the server answers: perhaps it has another version of the page
+        again.click()
+    expect(heading).to_have_text("This screen could not be loaded")
+    page.unroute(f"**/{module}.js*")
+    again.click()
+    expect(page.locator(".heatmap")).to_be_visible()
+
+
+def test_screen_loads_by_itself_once_the_network_is_back(watched):
+    """A module that did not come while the page was offline comes when its screen is opened later."""
+    watched.expected = ["ERR_FAILED"]
+    page = watched.browser.new_context().new_page()
+    failed: list[str] = []
+    page.route("**/storage.js*", lambda route: route.abort())
+    page.on("requestfailed", lambda request: failed.append(request.url))
+    page.goto(watched.url + "/settings")
+    while not any("/storage.js" in text for text in failed):
+        page.wait_for_timeout(50)
+    page.unroute("**/storage.js*")
+    page.get_by_role("link", name="Storage").first.click()
+    expect(page.locator(".sort-bar")).to_be_visible()

@@ -28,16 +28,16 @@ const PLACES = [
   { path: "/events", name: "Events", key: "e", icon: "events" },
 ];
 
-/** Screens by path. A module comes when its screen is first opened, and the others once that one is there. @type {Record<string, () => Promise<Open>>} */
+/** The module of each path's screen, and what opens it. A module comes when its screen is first opened, and the others once that one is there. @type {Record<string, [string, string]>} */
 const SCREENS = {
-  "/": () => import("./now.js").then((module) => module.nowScreen),
-  "/sessions": () => import("./sessions.js").then((module) => module.sessionsScreen),
-  "/session": () => import("./session.js").then((module) => module.sessionScreen),
-  "/compare": () => import("./compare.js").then((module) => module.compareScreen),
-  "/storage": () => import("./storage.js").then((module) => module.storageScreen),
-  "/analytics": () => import("./analytics.js").then((module) => module.analyticsScreen),
-  "/events": () => import("./events.js").then((module) => module.eventsScreen),
-  "/settings": () => import("./settings.js").then((module) => module.settingsScreen),
+  "/": ["now.js", "nowScreen"],
+  "/sessions": ["sessions.js", "sessionsScreen"],
+  "/session": ["session.js", "sessionScreen"],
+  "/compare": ["compare.js", "compareScreen"],
+  "/storage": ["storage.js", "storageScreen"],
+  "/analytics": ["analytics.js", "analyticsScreen"],
+  "/events": ["events.js", "eventsScreen"],
+  "/settings": ["settings.js", "settingsScreen"],
 };
 
 /** Of the screens whose modules are loaded. @type {Map<string, Open>} */
@@ -45,6 +45,8 @@ const opens = new Map();
 const screen = signal(/** @type {Screen | null} */ (null));
 /** Why the module of this place's screen did not come. */
 const unloaded = signal("");
+/** How often a module did not come: a browser asks once for each URL. @type {Map<string, number>} */
+const failures = new Map();
 let shownKey = "";
 // Milliseconds after the first screen, when its own requests are under way.
 const LATER = 1500;
@@ -60,20 +62,45 @@ function enter() {
   screen.peek()?.dispose();
   const open = opens.get(path);
   screen.value = open ? open(id) : null;
-  if (!open) load(path).then((loaded) => shownKey === key && (screen.value = loaded(id)), (error) => shownKey === key && (unloaded.value = String(error)));
+  if (!open) show(key);
 }
 
-/** @param {string} path */
+/** Show this place's screen once its module is there. @param {string} key of the place */
+async function show(key) {
+  const { path, id } = place.peek();
+  try {
+    const open = await load(path);
+    if (shownKey === key) screen.value = open(id);
+  } catch (error) {
+    if (shownKey === key) unloaded.value = String(error);
+  }
+}
+
+/** @param {string} path @returns {Promise<Open>} */
 async function load(path) {
-  const open = await SCREENS[path]();
-  if (!opens.size) setTimeout(() => Object.keys(SCREENS).forEach((other) => load(other).catch(() => {})), LATER);
-  opens.set(path, open);
-  return open;
+  const [file, name] = SCREENS[path];
+  const failed = failures.get(file) ?? 0;
+  try {
+    const module = await import(`./${file}${failed ? `?again=${failed}` : ""}`);
+    if (!opens.size) setTimeout(() => Object.keys(SCREENS).forEach((other) => opens.has(other) || load(other).catch(() => {})), LATER);
+    opens.set(path, module[name]);
+    return module[name];
+  } catch (error) {
+    failures.set(file, failed + 1);
+    throw error;
+  }
+}
+
+/** Ask for the module anew. Where that fails too but the server answers, it has another version of the page, or one that this module imports did not come: the page itself is loaded again. */
+async function again() {
+  unloaded.value = "";
+  await show(shownKey);
+  if (unloaded.peek() && (await fetch("/", { method: "HEAD" }).then(({ ok }) => ok, () => false))) location.reload();
 }
 
 /** The server may have another version of the page by now, or not answer. */
 const waiting = () => (unloaded.value
-  ? html`<section class="panel pad missing"><h1>This screen could not be loaded</h1><p>The server may have a newer version of the page, or not answer. <span class="soft">${plain(unloaded.value)}</span></p><p><button @click=${() => location.reload()}>Reload the page</button></p></section>`
+  ? html`<section class="panel pad missing"><h1>This screen could not be loaded</h1><p>The server may have a newer version of the page, or not answer. <span class="soft">${plain(unloaded.value)}</span></p><p><button @click=${again}>Try again</button></p></section>`
   : html`<div class="grey-bars" aria-hidden="true"><i></i><i></i><i></i></div>`);
 
 const toggleTheme = () => {
