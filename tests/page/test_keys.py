@@ -239,3 +239,71 @@ def test_single_keys_can_be_turned_off(watched):
     assert page.url.endswith("/settings")
     page.keyboard.press("Control+k")
     expect(page.get_by_role("dialog")).to_have_count(1)
+
+
+def test_back_closes_what_lies_over_a_place_before_it_leaves(watched, url):
+    """Back closes a dialog, the palette and `?`; closed otherwise they leave nothing to go back over."""
+    page = opened(watched, "/sessions", "tr.row")
+    page.goto(url + "/sessions/trip-lisbon?at=5")
+    expect(page.locator(".actions button").first).to_be_visible()
+    dialog, here = page.get_by_role("dialog"), f"{url}/sessions/trip-lisbon?at=5"
+    for key in ("f", "Control+k", "?"):
+        page.keyboard.press(key)
+        expect(dialog).to_be_visible()
+        page.go_back()
+        expect(dialog).to_have_count(0)
+        expect(page).to_have_url(here)
+    page.keyboard.press("f")
+    page.keyboard.press("Control+k")
+    expect(dialog).to_have_count(2)
+    page.go_back()
+    expect(dialog).to_have_count(1)
+    expect(dialog).to_contain_text("Fork trip-lisbon")
+    page.go_back()
+    expect(dialog).to_have_count(0)
+    expect(page).to_have_url(here)
+    page.keyboard.press("f")
+    page.keyboard.press("Escape")
+    page.keyboard.press("]")
+    expect(page).to_have_url(f"{url}/sessions/trip-lisbon?at=6")
+    page.keyboard.press("?")
+    page.go_back()
+    expect(dialog).to_have_count(0)
+    expect(page).to_have_url(f"{url}/sessions/trip-lisbon?at=6")
+    page.keyboard.press("?")
+    page.keyboard.press("Escape")
+    page.go_back()
+    expect(page).to_have_url(f"{url}/sessions")
+    expect(page.locator("tr.row").first).to_be_visible()
+
+
+def test_places_opened_from_a_dialog_are_one_step_away(watched, url):
+    """The palette and a fork lead to another place; going back from it leads to the one before, with nothing over it."""
+    page = opened(watched, "/sessions", "tr.row")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("review")
+    expect(page.get_by_role("option").first).to_contain_text("review-8812")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("review-8812")
+    page.go_back()
+    expect(page).to_have_url(f"{url}/sessions")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.locator("tr.row").first).to_be_visible()
+    page.go_forward()
+    expect(page.get_by_role("heading", level=1)).to_have_text("review-8812")
+
+
+def test_back_closes_a_sheet_on_a_phone_and_keeps_its_choice(watched, url):
+    """On a phone Back closes the sheet of filters; what was chosen in it stays."""
+    page = watched.open("/", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page.get_by_role("navigation", name="Places on a phone").get_by_role("link", name="Sessions").tap()
+    expect(page.locator("tr.row")).to_have_count(5)
+    page.get_by_role("button", name="Filters").tap()
+    page.get_by_role("dialog").get_by_role("button", name="failed").tap()
+    expect(page.get_by_role("dialog").get_by_role("status")).to_have_text("2 sessions")
+    page.go_back()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page).to_have_url(f"{url}/sessions?state=failed")
+    expect(page.locator("tr.row")).to_have_count(2)
+    page.go_back()
+    expect(page).to_have_url(f"{url}/")

@@ -4,6 +4,7 @@ import { test } from "node:test";
 globalThis.localStorage = { getItem: () => null, setItem() {} };
 globalThis.document = { addEventListener() {}, documentElement: { dataset: {} }, hidden: false };
 globalThis.location = new URL("http://127.0.0.1:7788/");
+globalThis.history = { state: null, pushState() {}, replaceState() {} };
 globalThis.addEventListener = () => {};
 globalThis.setInterval = () => 0;
 

@@ -1,6 +1,7 @@
 // @ts-check
 /** A dialog asks before something happens: a question, what it would do, and a verb with its object. */
 import { Failure, signedOut } from "./api.js";
+import { layOver } from "./places.js";
 import { each, html, signal } from "./view.js";
 
 /**
@@ -24,15 +25,21 @@ let ids = 0;
 /** What had the focus before the first dialog. @type {Element | null} */
 let before = null;
 
+let uncovered = () => {};
+
 /** @param {Question} asked */
 export function ask(asked) {
-  if (!question.peek()) before = document.activeElement;
+  if (!question.peek()) {
+    before = document.activeElement;
+    uncovered = layOver(close);
+  }
   busy.value = false;
   trouble.value = typed.value = "";
   question.value = { ...asked, id: ++ids };
 }
 
 export function close() {
+  uncovered();
   question.value = null;
   refocus(before);
 }

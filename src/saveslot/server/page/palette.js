@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { refocus } from "./dialog.js";
 import { plain, short } from "./format.js";
 import { shape } from "./icons.js";
-import { go, sessionUrl } from "./places.js";
+import { go, layOver, sessionUrl } from "./places.js";
 import { each, html, signal } from "./view.js";
 
 /** @typedef {{group: string, mark: unknown, name: string, note: string, run: () => void}} Choice */
@@ -17,12 +17,22 @@ let timer = 0;
 /** What had the focus before. @type {Element | null} */
 let before = null;
 
+let uncovered = () => {};
+
 export function openPalette() {
+  if (isOpen.peek()) return;
   before = document.activeElement;
+  uncovered = layOver(close);
   text.value = "";
   chosen.value = 0;
   isOpen.value = true;
   search();
+}
+
+function close() {
+  uncovered();
+  isOpen.value = false;
+  refocus(before);
 }
 
 function search() {
@@ -53,10 +63,6 @@ export function paletteView(commands) {
   if (!isOpen.value) return null;
   const all = choices(commands);
   const at = Math.min(chosen.value, Math.max(0, all.length - 1));
-  const close = () => {
-    isOpen.value = false;
-    refocus(before);
-  };
   /** @param {Choice} choice */
   const run = (choice) => {
     close();

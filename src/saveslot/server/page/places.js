@@ -7,10 +7,12 @@ import { signal } from "./view.js";
 /** @returns {Place} */
 function here() {
   const { pathname, search } = location;
+  href = location.href;
   const session = pathname.match(/^\/sessions\/(.+)$/);
   return { path: session ? "/session" : pathname, id: session ? decodeURIComponent(session[1]) : "", query: new URLSearchParams(search) };
 }
 
+let href = location.href;
 export const place = signal(here());
 /** Counts arrivals by a link, or back and forth in the browser's history: not what a screen does to its own URL. */
 export const arrivals = signal(0);
@@ -25,17 +27,68 @@ function inNamespace(url) {
   return `${path}?${readable(wanted)}`;
 }
 
-/** Go to another place. @param {string} url */
-export function go(url) {
-  history.pushState(null, "", inNamespace(url));
+/** What lies over the place, a dialog or the palette: the functions that close them, the uppermost last. @type {(() => void)[]} */
+const layers = [];
+/**
+ * A step in the browser's history stands for what lies over the place: going back over it closes that, and leaves
+ * nothing. Closed otherwise the step stays, for the next layer or place, and is skipped on the way back. It holds the
+ * URL of the step below it.
+ * @typedef {{below: string} | null} Step
+ */
+let step = /** @type {Step} */ (history.state);
+
+/** Lay something over the place. @param {() => void} close @returns {() => void} to be called once it is closed */
+export function layOver(close) {
+  layers.push(close);
+  if (!step) stepOver();
+  return () => {
+    if (layers.includes(close)) layers.splice(layers.indexOf(close), 1);
+  };
+}
+
+function stepOver() {
+  step = { below: location.href };
+  history.pushState(step, "");
+}
+
+/** The browser went back or forth in its history. */
+function onpop() {
+  const [before, shown] = [step, href];
+  step = history.state;
+  if (!before || before.below !== location.href) {
+    for (const close of layers.splice(0)) close();
+    return arrive();
+  }
+  const close = layers.pop();
+  if (!close) return history.back();
+  close();
+  // What the URL came to hold meanwhile stays.
+  history.replaceState(null, "", shown);
+  if (layers.length) stepOver();
+}
+
+function arrive() {
   place.value = here();
   arrivals.value++;
+}
+
+/** Go to another place. @param {string} url */
+export function go(url) {
+  const { href: target, pathname } = new URL(inNamespace(url), location.href);
+  // A choice in a sheet over a list narrows the list; any other place has nothing over it.
+  if (pathname !== location.pathname) for (const close of layers.splice(0)) close();
+  if (layers.length) history.replaceState(step, "", target);
+  else {
+    history[step?.below === location.href ? "replaceState" : "pushState"](null, "", target);
+    step = null;
+  }
+  arrive();
   scrollTo(0, 0);
 }
 
 /** The same place, seen otherwise: no new step in the browser's history. @param {string} url */
 export function replace(url) {
-  history.replaceState(null, "", url);
+  history.replaceState(step, "", url);
   place.value = here();
 }
 
@@ -63,10 +116,7 @@ function linkOf(event) {
   return link.pathname.startsWith("/v1/") || link.hash ? null : link;
 }
 
-addEventListener("popstate", () => {
-  place.value = here();
-  arrivals.value++;
-});
+addEventListener("popstate", onpop);
 document.addEventListener("click", (event) => {
   if (event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
   const link = linkOf(event);
