@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 
 from playwright.sync_api import expect
 
@@ -149,3 +150,63 @@ def test_lists_follow(watched, url):
     post(url, "/sessions", {"agent_type": "tutor", "session_id": "later"})
     page.get_by_role("button", name="1 new").click()
     expect(page.get_by_role("link", name="later", exact=True)).to_have_count(1)
+
+
+def test_a_session_at_work_is_read_far_more_seldom_than_it_checkpoints(watched, url):
+    """An open session shows the last of many checkpoints, and reads only its new entries, some at a time."""
+    page = watched.open("/sessions/trip-lisbon")
+    slider = page.get_by_role("slider")
+    expect(slider).to_be_visible()
+    expect(page.locator(".actions button").first).to_be_visible()
+    page.wait_for_timeout(1500)
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url.removeprefix(url).split("?")[0]))
+    for n in range(200):
+        post(url, "/sessions/trip-lisbon/checkpoints", {"name": f"n-{n}", "put": {"n": n}})
+    last = get(url, "/sessions/trip-lisbon/log?limit=1")["entries"]
+    expect(slider).to_have_attribute("aria-valuenow", str(last))
+    expect(page.locator(".tree")).to_contain_text("199")
+    expect(page.locator(".outlook")).to_contain_text(f"{last} n-199")
+    assert len(requests) <= 100, Counter(requests)
+    assert requests.count("/v1/sessions/trip-lisbon") <= 2  # by its owner's heartbeat
+
+
+def test_pins_and_steps_of_others_show(watched, url):
+    """What another writer pins gets its flag, and a step that ends is open no more where it began."""
+    page = watched.open("/sessions/trip-lisbon?at=5")
+    expect(page.locator(".tape .pin")).to_have_count(1)
+    page.wait_for_timeout(1000)
+    post(url, "/sessions/trip-lisbon/pin", {"ref": 5})
+    expect(page.locator(".tape .pin")).to_have_count(2)
+    expect(page.locator(".log-row.selected")).to_contain_text("pinned")
+
+
+def test_an_open_session_says_by_itself_that_its_worker_died(watched, url, store):
+    """The page of a session becomes orphaned when its worker falls silent, without an entry or a reload."""
+    argv = [sys.executable, "-c", HOLDER, str(store), str(TTL)]
+    holder = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    page = watched.open("/sessions/held-1")
+    expect(page.locator(".headline .chip")).to_have_text("active")
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    holder.stdout.close()
+    expect(page.locator(".headline .chip")).to_have_text("orphaned")
+    expect(page.locator(".tape .torn.orphaned")).to_have_count(1)
+
+
+def test_a_log_is_read_on_in_both_directions(watched, url):
+    """From the middle of a long log the playhead goes on beyond the loaded entries, and follows only at the newest."""
+    post(url, "/sessions", {"agent_type": "indexer", "session_id": "long"})
+    for n in range(560):
+        post(url, "/sessions/long/checkpoints", {"name": "read", "put": {"n": n}})
+    page = watched.open("/sessions/long?at=20")
+    slider = page.get_by_role("slider")
+    expect(slider).to_have_attribute("aria-valuenow", "20")
+    expect(page.locator(".log .panel-head")).to_contain_text("500 loaded")
+    page.locator(".log-rows").evaluate("it => it.scrollTo(0, 480 * 44)")
+    page.locator(".log-row", has=page.get_by_text("490", exact=True)).click()
+    expect(page.locator(".log .panel-head")).not_to_contain_text("loaded")
+    expect(slider).to_have_attribute("aria-valuenow", "490")
+    page.keyboard.press("End")
+    expect(slider).to_have_attribute("aria-valuenow", "561")

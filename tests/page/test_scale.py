@@ -200,6 +200,6 @@ def test_50_events_a_second(chromium, large):
                 f"{page.url}: heap {first:.0f} to {heap(page):.0f} MB, {requests[page]} requests, "
                 f"{len(tasks)} long tasks of {sum(tasks)} ms in all, the longest {tasks[-3:]}"
             )
-            assert requests[page] < EVENTS
+            assert requests[page] < EVENTS // 6  # a few a second
             page.context.close()
         watched.check()

@@ -13,6 +13,8 @@ import { effect, each, html, signal, svg } from "./view.js";
 // Entries that are drawn, and that wait while paused.
 const SHOWN = 200;
 const WAITING = 5000;
+// Milliseconds from one change of the list to the next, however many entries come.
+const PACE = 200;
 const SECONDS = 60;
 const GROUPS = /** @type {Record<string, string[]>} */ ({
   all: [],
@@ -45,7 +47,8 @@ export function eventsScreen() {
   let second = 0;
   /** @type {Entry[]} */
   let queue = [];
-  let frame = 0;
+  let timer = 0;
+  let drainedAt = -PACE;
 
   const text = () => place.value.query.get("q") ?? "";
   const group = () => (GROUPS[place.value.query.get("kind") ?? ""] ? (place.value.query.get("kind") ?? "all") : "all");
@@ -54,9 +57,10 @@ export function eventsScreen() {
     return { ...filters, kind: [...(filters.kind ?? []), ...GROUPS[group()]], max_rate: 200 };
   };
 
-  // Many entries, one change of the page a frame.
+  /** Many entries, one change of the page. */
   function drain() {
-    frame = 0;
+    timer = 0;
+    drainedAt = performance.now();
     const came = queue.reverse();
     queue = [];
     if (paused.peek()) {
@@ -88,10 +92,10 @@ export function eventsScreen() {
     stopStream = onEntry(filters, (entry) => {
       second++;
       queue.push(entry);
-      frame ||= requestAnimationFrame(drain);
+      timer ||= setTimeout(drain, Math.max(0, drainedAt + PACE - performance.now()));
     }, (n) => (skipped.value += n));
   });
-  const timer = setInterval(() => {
+  const rating = setInterval(() => {
     rates.value = [...rates.peek().slice(1), second];
     second = 0;
   }, 1000);
@@ -141,5 +145,5 @@ export function eventsScreen() {
         <div role="log" aria-live="off" tabindex="0" class="event-scroll">${shown.value.length ? eventRows(shown.value) : html`<p class="soft pad">${paused.value ? "Paused." : "Waiting for the next entry."}</p>`}</div></section>`;
   }
 
-  return { title: "Events", view, shortcuts, dispose: () => { stopWatching(); stopStream(); clearInterval(timer); cancelAnimationFrame(frame); } };
+  return { title: "Events", view, shortcuts, dispose: () => { stopWatching(); stopStream(); clearInterval(rating); clearTimeout(timer); } };
 }

@@ -1,8 +1,20 @@
 // @ts-check
 /** Numbers, times and foreign text as people read them. */
 
+// Formats are made once: a call of toLocaleString takes ten times as long.
+const NUMBERS = new Intl.NumberFormat("en-US");
+/** @type {Map<string, Intl.DateTimeFormat>} */
+const formats = new Map();
+/** @param {string} locale @param {Intl.DateTimeFormatOptions} options */
+function dateFormat(locale, options) {
+  const key = JSON.stringify([locale, options]);
+  const known = formats.get(key) ?? new Intl.DateTimeFormat(locale, options);
+  formats.set(key, known);
+  return known;
+}
+
 /** @param {number} n */
-export const count = (n) => n.toLocaleString("en-US");
+export const count = (n) => NUMBERS.format(n);
 
 /** @param {number} n @param {string} one @param {string} [many] */
 export const many = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
@@ -50,11 +62,11 @@ const localTimes = () => globalThis.localStorage?.getItem("saveslot.times") === 
 
 /** @param {number} at @param {boolean} [fraction] */
 export const clock = (at, fraction = false) =>
-  new Date(at * 1000).toLocaleTimeString("en-GB", { timeZone: zone(), ...(fraction && { fractionalSecondDigits: 3 }), hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  dateFormat("en-GB", { timeZone: zone(), ...(fraction && { fractionalSecondDigits: 3 }), hour: "2-digit", minute: "2-digit", second: "2-digit" }).format(at * 1000);
 
 /** @param {number} at the date too, unless it is today */
 export function moment(at) {
-  const day = (/** @type {Date} */ date) => date.toLocaleDateString("en-CA", { timeZone: zone() });
+  const day = (/** @type {Date} */ date) => dateFormat("en-CA", { timeZone: zone() }).format(date);
   const date = new Date(at * 1000);
   const time = `${clock(at)} ${zoneName()}`.trim();
   return day(date) === day(new Date()) ? time : `${day(date)} ${time}`;

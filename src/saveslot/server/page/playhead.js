@@ -7,15 +7,21 @@ import { memo, signal } from "./view.js";
 /** @typedef {import("./entries.js").Header} Header */
 /** @typedef {ReturnType<typeof playhead>} Playhead */
 
-// Entries before the playhead at which those before the loaded ones are read.
-const EARLIER = 20;
+// Entries between the playhead and an end of the loaded ones at which those beyond it are read.
+const NEAR = 20;
 // Safari and Chromium refuse more than 100 changes of the URL in 10 s: milliseconds that the playhead rests before one.
 const REST = 120;
 
-const indexIn = (/** @type {readonly Header[]} */ list, /** @type {number} */ seq) => {
-  const index = list.findIndex((entry) => entry.seq >= seq);
-  return index < 0 ? list.length - 1 : index;
-};
+/** The index of an entry; where it is not there, of the one after it, or the last one. @param {readonly Header[]} list oldest first @param {number} seq */
+function indexIn(list, seq) {
+  let [low, high] = [0, list.length - 1];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (list[middle].seq < seq) low = middle + 1;
+    else high = middle;
+  }
+  return high;
+}
 
 /** @param {ReturnType<typeof import("./log_source.js").logSource>} log @param {(index: number) => void} onmove */
 export function playhead(log, onmove) {
@@ -28,8 +34,13 @@ export function playhead(log, onmove) {
   const indexOf = memo(indexIn);
   const index = () => indexOf(entries(), selected.value);
   const current = () => entries()[index()];
+  /** @param {number} seq @returns {Header | null} null unless it is loaded */
+  function entryAt(seq) {
+    const entry = entries()[indexIn(entries(), seq)];
+    return entry?.seq === seq ? entry : null;
+  }
   /** The entry with data that the playhead stands at or after. */
-  const target = () => entries().find(({ seq }) => seq === current().data_seq) ?? null;
+  const target = () => entryAt(current().data_seq ?? 0);
 
   const seqA = () => Number(place.value.query.get("from")) || 0;
   const setA = () => replace(withQuery({ from: seqA() ? null : String(selected.peek()) }));
@@ -37,7 +48,7 @@ export function playhead(log, onmove) {
   function baseOf(entry) {
     const a = seqA();
     const list = entries();
-    if (a) return list.find(({ seq }) => seq === a)?.data_seq ?? a;
+    if (a) return entryAt(a)?.data_seq ?? a;
     const dataSeq = entry.data_seq ?? 0;
     const data = indexIn(list, dataSeq);
     if (list[data]?.seq !== dataSeq) return 0;
@@ -58,8 +69,9 @@ export function playhead(log, onmove) {
     const list = log.entries.peek();
     const bounded = Math.max(0, Math.min(list.length - 1, i));
     const { seq } = list[bounded];
-    following.value = bounded === list.length - 1;
-    if (i < EARLIER && list[0].seq > 1) log.earlier();
+    following.value = bounded === list.length - 1 && seq >= log.total.peek();
+    if (i < NEAR && list[0].seq > 1) log.earlier();
+    if (i >= list.length - NEAR && list[list.length - 1].seq < log.total.peek()) log.further();
     if (seq === selected.peek()) return;
     selected.value = seq;
     onmove(bounded);
@@ -88,5 +100,5 @@ export function playhead(log, onmove) {
   }
   const step = (/** @type {number} */ by) => select(index() + by);
 
-  return { selected, following, entries, index, current, target, seqA, setA, baseOf, begin, select, jump, toLast, toEnd, step, stepCheckpoint, stop: () => clearTimeout(timer) };
+  return { selected, following, entries, entryAt, index, current, target, seqA, setA, baseOf, begin, select, jump, toLast, toEnd, step, stepCheckpoint, stop: () => clearTimeout(timer) };
 }

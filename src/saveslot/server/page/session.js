@@ -20,8 +20,10 @@ import { effect, html, memo, signal } from "./view.js";
 /** @typedef {import("./entries.js").Header} Header */
 /** @typedef {ReturnType<typeof verbsOf>} Verbs */
 
-// Milliseconds from one reading of what came to the next.
-const PAUSE = 150;
+// Milliseconds from one reading of what came to the next; and between two readings of a held session, which shows the
+// last heartbeat of its owner.
+const PAUSE = 400;
+const BEAT = 10_000;
 
 /** @param {string} id */
 export function sessionScreen(id) {
@@ -36,8 +38,9 @@ export function sessionScreen(id) {
   const verbs = verbsOf(source, head, changed);
 
   async function changed() {
-    await source.reload();
-    if (head.following.peek()) head.toLast();
+    const newest = head.following.peek();
+    await source.reload(newest);
+    if (newest) head.toLast();
   }
   let stale = false;
   let following = false;
@@ -56,7 +59,8 @@ export function sessionScreen(id) {
       following = false;
     }
   }
-  const stopStream = onEntry({ session_id: id }, follow);
+  const stopStream = onEntry({ session_id: id, owners: true }, follow);
+  const beat = setInterval(() => !document.hidden && connected.peek() && session.peek()?.owner && follow(), BEAT);
   const at = place.peek().query.get("at");
   source.load(at, (seq) => head.begin(seq, !at));
 
@@ -124,7 +128,7 @@ export function sessionScreen(id) {
       ${pane.view()}${side(source, verbs)}</div>`;
   }
 
-  return { title: id, view, shortcuts, dispose: () => { stale = false; pane.stop(); stopStream(); stopArrivals(); head.stop(); } };
+  return { title: id, view, shortcuts, dispose: () => { stale = false; clearInterval(beat); pane.stop(); stopStream(); stopArrivals(); head.stop(); source.stop(); } };
 }
 
 /** What can be done here, at the playhead. @param {import("./session_source.js").SessionSource} source @param {import("./playhead.js").Playhead} head @param {() => void} changed */
@@ -148,9 +152,6 @@ function verbsOf(source, { entries, target }, changed) {
     fork: () => withTarget((at) => actions.fork(subject(), at)),
     pause: () => (source.session.peek().state === "paused" ? actions.now(subject(), "resume", "pause") : actions.now(subject(), "pause", "resume")),
     label: () => editLabels(subject(), source.session.peek().labels),
-    pin: () => withTarget(async (at) => {
-      await actions.now(subject(), at.pinned ? "unpin" : "pin", at.pinned ? "pin" : "unpin", { ref: at.seq });
-      source.log.again();
-    }),
+    pin: () => withTarget((at) => actions.now(subject(), at.pinned ? "unpin" : "pin", at.pinned ? "pin" : "unpin", { ref: at.seq })),
   };
 }

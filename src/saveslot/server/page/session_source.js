@@ -10,9 +10,17 @@ import { memo, signal } from "./view.js";
 /** @typedef {import("./entries.js").Header} Header */
 /** @typedef {ReturnType<typeof sessionSource>} SessionSource */
 
-// Entries from which on a log has an overview above its tape, and how much it grows before that is read again.
+// Entries from which on a log has an overview above its tape, and how much it grows before that is read again: by so
+// many entries, or by that part.
 const LONG = 166;
 const GROWN = 50;
+const PART = 0.2;
+// Entries that tell all that they change of a session.
+const PLAIN = new Set(["checkpoint", "step_started", "step_finished", "step_failed", "record"]);
+// Entries after which others of the log are no more what they were.
+const CHANGING = new Set(["pinned", "unpinned", "marked", "cleared", "claimed"]);
+// Milliseconds between two readings of what a session's next owner would meet, while it is at work.
+const OUTLOOK = 2000;
 
 /** @param {string} id */
 export function sessionSource(id) {
@@ -72,21 +80,36 @@ export function sessionSource(id) {
     return true;
   }
 
-  /** Read what this page or another writer changed. */
-  async function reload() {
-    await log.later();
-    session.value = await read();
-    loadOutlook();
-    if (log.total.peek() - (overview.peek()?.entries ?? 0) > GROWN) loadOverview();
+  /** Read what this page or another writer changed: of an agent at work that is its new entries, and now and then the outlook. @param {boolean} newest the playhead is at the newest entry */
+  async function reload(newest) {
+    const came = await log.later(newest);
+    const last = came[came.length - 1];
+    if (last && came.every(({ kind }) => PLAIN.has(kind))) {
+      const main = came.findLast(({ kind }) => kind !== "record");
+      session.value = { ...session.peek(), ...(main && { version: main.version }), last_heartbeat: last.at };
+      outlookTimer ||= setTimeout(loadOutlook, Math.max(0, outlookAt + OUTLOOK - performance.now()));
+    } else {
+      const [value] = await Promise.all([read(), came.some(({ kind }) => CHANGING.has(kind)) ? log.again() : null]);
+      session.value = value;
+      loadOutlook();
+    }
+    const drawn = overview.peek()?.entries ?? 0;
+    if (log.total.peek() - drawn > Math.max(GROWN, drawn * PART)) loadOverview();
   }
 
   /** The whole log in columns, once it is longer than a tape can be. */
   const loadOverview = () => log.total.peek() > LONG && get(`${path}/buckets`, { n: 240 }).then((value) => (overview.value = value));
-  const loadOutlook = () => get(`${path}/outlook`).then((value) => (outlook.value = value)).catch(() => (outlook.value = null));
+  let [outlookTimer, outlookAt] = [0, 0];
+  function loadOutlook() {
+    clearTimeout(outlookTimer);
+    outlookTimer = 0;
+    outlookAt = performance.now();
+    get(`${path}/outlook`).then((value) => (outlook.value = value)).catch(() => (outlook.value = null));
+  }
   const newest = () => {
     const list = log.entries.peek();
     return list[list.length - 1]?.seq ?? 0;
   };
 
-  return { id, path, log, audit, session, outlook, overview, failure, entries, orphaned, silent, storyOf, load, reload };
+  return { id, path, log, audit, session, outlook, overview, failure, entries, orphaned, silent, storyOf, load, reload, stop: () => clearTimeout(outlookTimer) };
 }

@@ -16,10 +16,11 @@ import { effect, html, memo, signal } from "./view.js";
 /** @typedef {{seq: number, dataSeq: number, base: number, data: any, operations: import("./operations.js").Operation[], trouble: string, large: boolean, rests: ReadonlyMap<string, number>}} Shown `rests`: children of a container that were not read yet */
 
 /** @typedef {import("./entries.js").Header} Header */
-/** @typedef {{id: string, entries: () => readonly Header[], index: () => number, current: () => Header, target: () => Header | null, baseOf: (entry: Header) => number, storyHere: () => import("./entries.js").Story, seqA: () => number, setA: () => void, tab: () => string, setTab: (name: string) => void, compareUrl: () => string}} Place */
+/** @typedef {{id: string, entries: () => readonly Header[], entryAt: (seq: number) => Header | null, index: () => number, current: () => Header, target: () => Header | null, following: {peek: () => boolean}, baseOf: (entry: Header) => number, storyHere: () => import("./entries.js").Story, seqA: () => number, setA: () => void, tab: () => string, setTab: (name: string) => void, compareUrl: () => string}} Place */
 
-// Milliseconds that the playhead rests before a state is asked for.
+// Milliseconds that the playhead rests before a state is asked for; and from one to the next while it follows an agent.
 const REST = 40;
+const PACE = 1000;
 
 /**
  * A large state with one more part of it, and how many children of each container are still to be read.
@@ -38,7 +39,7 @@ function troubleText(error) {
 }
 
 /** @param {Place} place */
-export function statePane({ id, entries, index, current, target, baseOf, storyHere, seqA, setA, tab, setTab, compareUrl }) {
+export function statePane({ id, entries, entryAt, index, current, target, following, baseOf, storyHere, seqA, setA, tab, setTab, compareUrl }) {
   const states = stateSource(id);
   const fold = signal(true);
   const toggled = signal(/** @type {ReadonlySet<string>} */ (new Set()));
@@ -57,6 +58,7 @@ export function statePane({ id, entries, index, current, target, baseOf, storyHe
 
   // The state and the diff at the playhead, a moment after it rests.
   let asked = 0;
+  let loadedAt = -PACE;
   const stopLoading = effect(() => {
     const entry = entries().length ? current() : null;
     if (!entry) return;
@@ -70,9 +72,10 @@ export function statePane({ id, entries, index, current, target, baseOf, storyHe
     const mine = ++asked;
     setTimeout(async () => {
       if (mine !== asked) return;
-      const value = { seq: entry.seq, dataSeq, base, data: /** @type {any} */ ({}), operations: /** @type {any[]} */ ([]), trouble: "", large: (entries().find(({ seq }) => seq === dataSeq)?.state_bytes ?? 0) >= LARGE, rests: new Map() };
+      loadedAt = performance.now();
+      const value = { seq: entry.seq, dataSeq, base, data: /** @type {any} */ ({}), operations: /** @type {any[]} */ ([]), trouble: "", large: (entryAt(dataSeq)?.state_bytes ?? 0) >= LARGE, rests: new Map() };
       try {
-        if (entries().find(({ seq }) => seq === dataSeq)?.thinned) value.data = null;
+        if (entryAt(dataSeq)?.thinned) value.data = null;
         else if (value.large) Object.assign(value, parted({}, new Map(), "", await states.outline(dataSeq)));
         else if (dataSeq) value.data = await states.state(dataSeq);
         if (dataSeq && value.data === null) value.trouble = "This checkpoint was thinned: its data is gone, its entry stays.";
@@ -83,7 +86,7 @@ export function statePane({ id, entries, index, current, target, baseOf, storyHe
         value.trouble = troubleText(error);
       }
       if (mine === asked) shown.value = value;
-    }, REST);
+    }, Math.max(REST, following.peek() ? loadedAt + PACE - performance.now() : 0));
   });
 
   const rowsOfTree = memo((/** @type {Shown} */ s, /** @type {boolean} */ folding, /** @type {ReadonlySet<string>} */ t) => tree(treeRows(s.data, s.operations, { fold: folding, toggled: t, opened, rests: s.rests }), toggle));
@@ -118,7 +121,7 @@ export function statePane({ id, entries, index, current, target, baseOf, storyHe
     const fresh = s && s.seq === entry.seq ? s : null;
     const key = s && !s.trouble && !s.large ? messageKey(s.data) : "";
     const name = tab() === "messages" && !key ? "state" : tab();
-    const base = entries().find(({ seq }) => seq === baseOf(entry));
+    const base = entryAt(baseOf(entry));
     const own = CHECKPOINTS.has(entry.kind);
     const tabs = [["state", "State", ""], ["diff", "Diff", s?.operations.length ? count(s.operations.length) : ""], ...(key ? [["messages", "Messages", count(s?.data[key].length)]] : []), ["raw", "Raw", ""]];
     return html`<section class="panel centre" aria-label="State">
