@@ -278,7 +278,7 @@ def test_back_closes_what_lies_over_a_place_before_it_leaves(watched, url):
 
 
 def test_places_opened_from_a_dialog_are_one_step_away(watched, url):
-    """The palette and a fork lead to another place; going back from it leads to the one before, with nothing over it."""
+    """The palette leads to another place; going back from it leads to the one before, with nothing over it."""
     page = opened(watched, "/sessions", "tr.row")
     page.keyboard.press("Control+k")
     page.keyboard.type("review")

@@ -28,6 +28,8 @@ export function playhead(log, onmove) {
   const selected = signal(0);
   /** At the newest entry it stays at the newest one. */
   const following = signal(true);
+  /** The newest entry was stood at because it came, not because a person went there. */
+  let led = false;
   let timer = 0;
 
   const entries = () => log.entries.value;
@@ -64,8 +66,9 @@ export function playhead(log, onmove) {
     following.value = follow;
   }
 
-  /** @param {number} i an index; beyond either end it is that end */
-  function select(i) {
+  /** @param {number} i an index; beyond either end it is that end @param {boolean} [news] */
+  function select(i, news = false) {
+    led = news;
     const list = log.entries.peek();
     const bounded = Math.max(0, Math.min(list.length - 1, i));
     const { seq } = list[bounded];
@@ -85,7 +88,7 @@ export function playhead(log, onmove) {
     if (seq < known[0].seq || seq > known[known.length - 1].seq) await log.jump(seq);
     select(indexIn(log.entries.peek(), seq));
   }
-  const toLast = () => select(log.entries.peek().length - 1);
+  const toLast = (news = false) => select(log.entries.peek().length - 1, news);
   async function toEnd() {
     const known = log.entries.peek();
     if (known[known.length - 1].seq < log.total.peek()) await log.jump();
@@ -100,5 +103,5 @@ export function playhead(log, onmove) {
   }
   const step = (/** @type {number} */ by) => select(index() + by);
 
-  return { selected, following, entries, entryAt, index, current, target, seqA, setA, baseOf, begin, select, jump, toLast, toEnd, step, stepCheckpoint, stop: () => clearTimeout(timer) };
+  return { selected, following, led: () => led, entries, entryAt, index, current, target, seqA, setA, baseOf, begin, select, jump, toLast, toEnd, step, stepCheckpoint, stop: () => clearTimeout(timer) };
 }

@@ -40,7 +40,7 @@ export function sessionScreen(id) {
   async function changed() {
     const newest = head.following.peek();
     await source.reload(newest);
-    if (newest) head.toLast();
+    if (newest) head.toLast(true);
   }
   let stale = false;
   let following = false;

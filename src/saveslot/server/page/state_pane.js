@@ -16,9 +16,9 @@ import { effect, html, memo, signal } from "./view.js";
 /** @typedef {{seq: number, dataSeq: number, base: number, data: any, operations: import("./operations.js").Operation[], trouble: string, large: boolean, rests: ReadonlyMap<string, number>}} Shown `rests`: children of a container that were not read yet */
 
 /** @typedef {import("./entries.js").Header} Header */
-/** @typedef {{id: string, entries: () => readonly Header[], entryAt: (seq: number) => Header | null, index: () => number, current: () => Header, target: () => Header | null, following: {peek: () => boolean}, baseOf: (entry: Header) => number, storyHere: () => import("./entries.js").Story, seqA: () => number, setA: () => void, tab: () => string, setTab: (name: string) => void, compareUrl: () => string}} Place */
+/** @typedef {{id: string, entries: () => readonly Header[], entryAt: (seq: number) => Header | null, index: () => number, current: () => Header, target: () => Header | null, led: () => boolean, baseOf: (entry: Header) => number, storyHere: () => import("./entries.js").Story, seqA: () => number, setA: () => void, tab: () => string, setTab: (name: string) => void, compareUrl: () => string}} Place */
 
-// Milliseconds that the playhead rests before a state is asked for; and from one to the next while it follows an agent.
+// Milliseconds that the playhead rests before a state is asked for; and from one to the next while it follows what comes.
 const REST = 40;
 const PACE = 1000;
 
@@ -39,7 +39,7 @@ function troubleText(error) {
 }
 
 /** @param {Place} place */
-export function statePane({ id, entries, entryAt, index, current, target, following, baseOf, storyHere, seqA, setA, tab, setTab, compareUrl }) {
+export function statePane({ id, entries, entryAt, index, current, target, led, baseOf, storyHere, seqA, setA, tab, setTab, compareUrl }) {
   const states = stateSource(id);
   const fold = signal(true);
   const toggled = signal(/** @type {ReadonlySet<string>} */ (new Set()));
@@ -86,7 +86,7 @@ export function statePane({ id, entries, entryAt, index, current, target, follow
         value.trouble = troubleText(error);
       }
       if (mine === asked) shown.value = value;
-    }, Math.max(REST, following.peek() ? loadedAt + PACE - performance.now() : 0));
+    }, Math.max(REST, led() ? loadedAt + PACE - performance.now() : 0));
   });
 
   const rowsOfTree = memo((/** @type {Shown} */ s, /** @type {boolean} */ folding, /** @type {ReadonlySet<string>} */ t) => tree(treeRows(s.data, s.operations, { fold: folding, toggled: t, opened, rests: s.rests }), toggle));
