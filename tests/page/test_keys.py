@@ -119,10 +119,11 @@ def test_keys_of_the_tape(watched, url):
     for key, tab in {"2": "Diff", "3": "Messages", "4": "Raw", "1": "State"}.items():
         page.keyboard.press(key)
         expect(page.get_by_role("tab", name=tab)).to_have_attribute("aria-selected", "true")
+    expect(page.locator(".tree-row.same").first).to_be_visible()
     rows = page.locator(".tree-row").count()
     page.keyboard.press("e")
     expect(page.locator(".tree-row.same")).to_have_count(0)
-    assert page.locator(".tree-row").count() > rows
+    expect(page.locator(".tree-row").nth(rows)).to_be_attached()
     page.keyboard.press("z")
     expect(page.get_by_role("button", name="even", exact=True)).to_have_attribute("aria-pressed", "true")
     page.keyboard.press("z")

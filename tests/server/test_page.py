@@ -62,7 +62,7 @@ def test_what_a_screen_needs_is_hinted(served, place):
 
 def test_every_module_is_part_of_a_screen():
     """The page imports the screens of all places when they are opened; no module belongs to none of them."""
-    later = re.findall(r'import\("\./([^"]+)"\)\.then', page().files["app.js"].text.decode())
+    later = re.findall(r'\["([^"]+\.js)", "\w+Screen"\]', page().files["app.js"].text.decode())
     assert sorted(later) == sorted(PLACES.values())
     used = set().union(*(hints(document.text.decode()) for document in page().documents.values()))
     assert used == {name for name in page().files if name.endswith(".js")} - {"theme.js"}
