@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from saveslot import blocking
 from saveslot.adapters.access import Access, require
-from saveslot.adapters.follow import NOTHING, New, Sight, look, overtaken, settled, write
+from saveslot.adapters.follow import NOTHING, New, Sight, glance, look, overtaken, settled, write
 from saveslot.errors import Conflict, InvalidInput
 from saveslot.manager import SessionManager
 from saveslot.session.draft import LABELS
@@ -303,10 +303,10 @@ class SaveslotHistoryProvider(HistoryProvider):
         run, new = _run.get(), New(CONVERSATION, _named(session_id))
 
         async def save(sessions: SessionManager) -> None:
-            seen = None if run is None else self._seen.get(run)
+            seen, see = None if run is None else self._seen.get(run), glance
             while True:
                 # The framework sends messages again whose order overlaps the end of the history, never more than these.
-                data, sight = await look(sessions, new.session_id, {"messages": len(messages) + 1})
+                data, sight = await see(sessions, new.session_id, {"messages": len(messages) + 1})
                 if seen is not None and not sight.shows_state_of(seen):
                     raise overtaken(new.session_id, seen, sight)
                 fresh = [message.to_dict() for message in filter_new_messages(_messages(data), messages)]
@@ -317,6 +317,7 @@ class SaveslotHistoryProvider(HistoryProvider):
                 except Conflict:
                     if seen is not None:
                         raise
+                    see = look
                     continue
                 if run is not None and seen is not None:
                     self._seen[run] = saved

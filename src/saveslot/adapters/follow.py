@@ -68,7 +68,8 @@ async def look(
     sessions: SessionManager, session_id: str, last: dict[str, int] | None, keys: Sequence[str] = ()
 ) -> tuple[Data, Sight]:
     """Return the newest state, and what its reader has seen; with `last`, only `keys` and the ends of those lists."""
-    head = await sessions.reader.head(session_id, state=last is None)
+    unknown = (sessions.namespace, session_id) not in sessions.engine.cache
+    head = await sessions.reader.head(session_id, state=last is None and unknown)
     if head is None:
         return {}, NOTHING
     if head.row.locked is not None:
@@ -85,6 +86,20 @@ async def look(
     if last is None:
         return (await sessions.reader.timeline(head, [entry])).state(entry).value(), sight
     return await sessions.reader.part(head, entry, keys, last), sight
+
+
+async def glance(
+    sessions: SessionManager, session_id: str, last: dict[str, int], keys: Sequence[str] = ()
+) -> tuple[Data, Sight]:
+    """Like `look`, but as of this process's last write, if it knows the state: no read, and perhaps not the newest. For
+    a write that follows it: that is a `Conflict` if another process wrote since, and then it is time to look.
+    """
+    log = sessions.engine.cache.get((sessions.namespace, session_id))
+    state = None if log is None else log.ready
+    if log is None or state is None or held_here(sessions, (sessions.namespace, session_id)) is not None:
+        return await look(sessions, session_id, last, keys)
+    at = log.at
+    return excerpt(state, keys, last), Sight(log.key, version(at.seq, at.append_id or b""), at.data_seq)
 
 
 async def write(

@@ -22,11 +22,12 @@ import json
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 from saveslot import blocking
 from saveslot.adapters.access import Access, require
-from saveslot.adapters.follow import NOTHING, New, Sight, Turns, look, settled, write
+from saveslot.adapters.follow import NOTHING, New, Sight, Turns, glance, look, settled, write
 from saveslot.errors import Conflict, InvalidInput, SaveslotError
 from saveslot.manager import SessionManager
 from saveslot.values.checks import MAX_NAME, Data, as_name
@@ -222,26 +223,31 @@ class SaveslotSessionRepository(SessionRepository):
         *,
         new: bool = False,
     ) -> None:
-        """Look at these keys, and the ends of these lists; write what `decide` makes of them, unless another process
-        wrote meanwhile: then look again.
+        """Write what `decide` makes of these keys, and of the ends of these lists: as this process knows them, or, if
+        another process wrote meanwhile or `decide` raises, as the store has them.
         """
         name = as_name(session_id, "session_id")
 
         async def change(sessions: SessionManager) -> None:
             async with self._turns.of(name):
+                see = glance
                 while True:
-                    data, sight = await look(sessions, name, last or {}, [SESSION, *keys])
-                    if SESSION not in data and not new:
-                        raise _missing(session_id)
-                    decided = decide(data)
+                    data, sight = await see(sessions, name, last or {}, [SESSION, *keys])
+                    try:
+                        if SESSION not in data and not new:
+                            raise _missing(session_id)
+                        decided = decide(data)
+                    except (Conflict, SessionException):
+                        if see is look:
+                            raise
+                        see = look
+                        continue
                     if decided is None:
                         return
-                    called, arguments = decided
-                    try:
+                    see, (called, arguments) = look, decided
+                    with suppress(Conflict):
                         await write(sessions, New(CONVERSATION, name), called, sight, arguments)
-                    except Conflict:
-                        continue
-                    return
+                        return
 
         self._access.run(lambda sessions: settled(change(sessions)))
 

@@ -49,7 +49,7 @@ class Again(Exception):
 
 
 class Plan:
-    """One change. A repeated one is recognised by its content."""
+    """One change. A repeated one is recognised by its content, which is seldom asked for: most callers stay."""
 
     request: bytes = b""
     value: AgentSession | None = None
@@ -59,13 +59,17 @@ class Plan:
         self.sessions = sessions
         self.where: Scope = sessions.namespace, session_id
         self.scope = self.where
-        self.content: Hashable = content(type(self).__name__, self.where, *what)
+        self._what: tuple[object, ...] = (self.where, *what)  # nothing that changes later
         self.author: Author | None = None
         self.held: Held | None = None  # if this process holds the session
         self.log: Log | None = None
         self.draft: Draft | None = None
         self.over = False  # answered without a write
         self.answer: Any = None
+
+    @property
+    def content(self) -> Hashable:
+        return content(type(self).__name__, *self._what)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self.content == other.content
@@ -236,7 +240,7 @@ class Creation(Plan):
         super().__init__(sessions, self._session.session_id, *what, *states)
         if session_id is None:
             self.scope = sessions.namespace, self._session.agent_type
-            self.content = content(type(self).__name__, sessions.namespace, *what, *states)
+            self._what = (sessions.namespace, *what, *states)
 
     def _created(self, log: Log, draft: Draft, verdict: Verdict) -> None:
         created(self.sessions, self._session, log, draft, verdict)

@@ -295,7 +295,7 @@ async def get_data(
     wanted = None if keys is None else as_texts(keys, "keys")
     items = _as_last(last)
     whole, reader = wanted is None and not items, sessions.reader
-    head = await reader.existing(id, state=whole)
+    head = await reader.existing(id, state=whole and ref == "latest")
     if ref == "latest" and not head.last.data_seq:
         return {}
     state = known(sessions, head) if ref == "latest" and not whole else None

@@ -29,6 +29,9 @@ class Cache:
     def __len__(self) -> int:
         return len(self._logs)
 
+    def __contains__(self, scope: Scope) -> bool:
+        return scope in self._logs
+
     def get(self, scope: Scope) -> Log | None:
         log = self._logs.get(scope)
         return None if log is not None and log.refused else log

@@ -172,7 +172,7 @@ class Lookup:
         if other is not None and other[0] != session_id and (head := await self.head(other[0])) is not None:
             ref = other[1]
         else:
-            head = await self.existing(session_id, state=True)
+            head = await self.existing(session_id, state=ref == "latest")
         return await self.state_of(head, ref)
 
     async def state_of(self, head: Head, ref: str | int) -> codec.State:

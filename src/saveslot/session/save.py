@@ -73,8 +73,9 @@ class Save(msgspec.Struct):
     def copied(self, limit: int) -> Self:
         """Copy the arguments in place: the caller may change its own while the write waits its turn."""
         for part in ("data", "metadata", *EDITS, "patch"):
-            text, tagged = codec.encode(getattr(self, part), part, limit)
-            setattr(self, part, codec.decode(text, tagged=tagged))
+            if (given := getattr(self, part)) is not None:
+                text, tagged = codec.encode(given, part, limit)
+                setattr(self, part, codec.decode(text, tagged=tagged))
         return self
 
     def draft(self, log: Log, state: codec.State) -> Draft:

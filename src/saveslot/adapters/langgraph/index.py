@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from saveslot.moving.langgraph_state import within
-from saveslot.session.headers import EntryHeader
+from saveslot.session.timeline import note_of
 from saveslot.values.checks import Data
+from saveslot.values.kinds import Kind
+from saveslot.values.log import Entry
 
 
 class Index:
     """By namespace and checkpoint id: the number of its entry. Later entries are added as they are written."""
 
-    def __init__(self, entries: Iterable[EntryHeader] = ()) -> None:
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self.entries = 0
         self.puts: dict[str, dict[str, int]] = {}
         self.runs: dict[tuple[str, str], str] = {}
@@ -23,7 +25,7 @@ class Index:
         self._live: dict[str, int] = {}
         self._open: set[tuple[str, str]] = set()
         for entry in entries:
-            self.add(entry.seq, entry.metadata, rolled_back=entry.kind == "rollback")
+            self.add(entry.seq, note_of(entry, str(entry.seq)), rolled_back=entry.kind == Kind.ROLLBACK)
 
     def add(self, seq: int, note: Data, *, rolled_back: bool = False) -> None:
         self.entries += 1

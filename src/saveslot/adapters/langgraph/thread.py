@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP
+from msgspec.structs import replace
 
 from saveslot.adapters.follow import own_hold
 from saveslot.adapters.langgraph.index import Index
@@ -17,7 +18,6 @@ from saveslot.adapters.langgraph.values import Codec
 from saveslot.codec import State
 from saveslot.errors import AlreadyExists, Conflict, InvalidInput, NotFound, SaveslotError, TooLarge, Unavailable
 from saveslot.manager import SessionManager
-from saveslot.manager.headers import headed
 from saveslot.manager.writing import create_paused
 from saveslot.moving.langgraph_state import (
     AGENT_TYPE,
@@ -36,8 +36,12 @@ from saveslot.moving.langgraph_state import (
 )
 from saveslot.session.lookup import with_a_fresh_head
 from saveslot.values.checks import Data
+from saveslot.values.kinds import DATA_KINDS
 from saveslot.values.lifecycle import SessionState
-from saveslot.values.versions import Version, as_version
+from saveslot.values.log import Head
+from saveslot.values.versions import Version, as_version, version
+
+R = TypeVar("R")
 
 # Threads that are known, and bytes of what stays of them in memory. Those used longest ago are forgotten first.
 MAX_THREADS, MAX_BYTES = 4096, 64 << 20
@@ -130,6 +134,7 @@ class Thread:
         self.counted = 0  # of all that stays in memory, as `Threads` last added it up
         self._version: str | None = None  # of the newest entry, whose state this is; None: there is no session
         self._seq = 0
+        self._head: Head | None = None  # as last read, for the next read
         self._loaded = self._active = False
         self._index: Index | None = None
         # Namespaces that a run found empty, and checkpoints that a caller chose by id: a run may start from either.
@@ -142,23 +147,42 @@ class Thread:
     async def refresh(self) -> None:
         """Take in what other processes wrote."""
         reader = self.sessions.reader
-        stored = await reader.head(self.id, state=not self._loaded)
-        head = None if stored is None else await headed(self.sessions, stored)
-        if stored is None or head is None:
+        head = await reader.head(self.id, state=not self._loaded)
+        if head is None:
             self.forget()
-        elif head.version != self._version:
-            state = await reader.state_of(stored, "latest") if stored.last.data_seq else State()
-            self.state, self._bytes = state.value(), sum(map(len, state.texts.values()))
-            self._version, self._seq, self._index = head.version, head.seq, None
-            self._active = head.state is SessionState.ACTIVE and head.owner is None
+        else:
+            if head.row.locked is not None:
+                raise head.row.locked
+            newest = await reader.newest(head)
+            seen = version(newest.seq, newest.append_id)
+            if seen != self._version:
+                state = await reader.state_of(head, "latest") if head.last.data_seq else State()
+                self.state, self._bytes = state.value(), sum(map(len, state.texts.values()))
+                self._version, self._seq, self._index = seen, newest.seq, None
+                self._active = head.row.state == SessionState.ACTIVE and head.row.lease is None
+            self._head = replace(head, data=None, frames=None)
         self._loaded = True
 
     async def index(self) -> Index:
         if self._index is None:
-            there = self._version is not None
-            entries = await self.sessions.entries(self.id, before=self._seq + 1, kinds=_ENTRIES) if there else []
-            self._index = Index(entries)
+            if self._version is None:
+                self._index = Index()
+            else:
+                entries = await self._read(lambda head: self.sessions.lookup.visible(head, DATA_KINDS))
+                self._index = Index(entry for entry in entries if entry.seq <= self._seq)
         return self._index
+
+    async def _past(self, seq: int) -> Data:
+        """Return the state as of an entry."""
+        return (await self._read(lambda head: self.sessions.reader.state_of(head, seq))).value()
+
+    @with_a_fresh_head
+    async def _read(self, read: Callable[[Head], Awaitable[R]]) -> R:
+        """Read as of the head that this turn has read, or as of a new one if retention overtook that."""
+        head, self._head = self._head or await self.sessions.reader.existing(self.id), None
+        result = await read(head)
+        self._head = head
+        return result
 
     async def checkpoint(self, ns: str, checkpoint_id: str | None) -> Part | None:
         """Return a checkpoint, or the newest one of the namespace, for a run or a person to continue from."""
@@ -188,11 +212,11 @@ class Thread:
             part: Part | None = None
             rows: list[list[Any]] = []
             for at, based_on in index.writes.get((ns, checkpoint_id), ()):
-                state = await self.sessions.get_data(self.id, at)
+                state = await self._past(at)
                 rows += _rows(state, ns, checkpoint_id)
                 if based_on == seq:
                     part = _part(state, ns, rows)
-            part = part or _part(await self.sessions.get_data(self.id, seq), ns, rows)
+            part = part or _part(await self._past(seq), ns, rows)
         except NotFound:  # another process dropped it
             self._index = None
             return None
@@ -306,13 +330,13 @@ class Thread:
             raise
 
     async def _append(self, name: str, change: Change, note: Data) -> None:
-        version, seq = await (self._begin if self._version is None else self._follow)(name, change, note)
+        newest, seq = await (self._begin if self._version is None else self._follow)(name, change, note)
         for key in change.drop:
             del self.state[key]
         self.state.update(change.put)
         for key, items in change.append.items():
             self.state[key] = self.state.get(key, []) + items
-        self._version, self._seq = version, seq
+        self._version, self._seq, self._head = newest, seq, None
         if self._index is not None:
             self._index.add(seq, note)
         log = self.sessions.engine.cache.get((self.sessions.namespace, self.id))
@@ -392,7 +416,7 @@ class Thread:
     def forget(self) -> None:
         self.state, self._bytes, self._version, self._seq = {}, 0, None, 0
         self._loaded = self._active = False
-        self._index = None
+        self._index = self._head = None
 
 
 class Threads:
