@@ -64,8 +64,9 @@ class Landing:
         """Append all of them with one statement, or none."""
         verdicts: dict[bytes, Verdict] = {}
         left = groups
+        statement = sql.PLAIN_TOGETHER if all(_sort(group) is sql.PLAIN for group in groups) else sql.TOGETHER
         for _ in range(TRIES):
-            for now, _ in await self._fetch_whole(sql.TOGETHER, self._times(), *_given(left, sql.TOGETHER)):
+            for now, _ in await self._fetch_whole(statement, self._times(), *_given(left, statement)):
                 verdicts |= {group.key: _appended(group, now) for group in left}
                 return [verdicts[group.key] for group in groups]
             looked = await self._looked(left)
@@ -189,6 +190,8 @@ def _given(groups: list[Group], statement: str) -> list[Any]:
     columns: list[Any] = [b"".join(heads), b"".join(parts), names, array(numbers), array(ends)]
     if statement is sql.PLAIN:
         return columns
+    if statement is sql.PLAIN_TOGETHER:
+        return [*columns, len(groups)]
     labels = msgspec.json.encode(marks).decode()
     changed = [_changed(group) for group in groups if group.create is None]
     created = [_created(group, group.create) for group in groups if group.create is not None]
