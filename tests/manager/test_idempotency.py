@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from saveslot import InvalidInput, InvalidTransition, KeyMissing, LeaseHeld, LeaseLost, NotFound
+from saveslot import InvalidInput, InvalidTransition, KeyMissing, LeaseHeld, LeaseLost, NotFound, Retention
 
 KEY = bytes(range(32))
 
@@ -328,3 +328,48 @@ async def test_imported_session_answers_repeated_calls(opened, key):
         with pytest.raises(InvalidInput, match="idempotency_key"):
             await others.checkpoint("t", "one", {"n": 2}, idempotency_key="a")
         assert len(await others.entries("t")) == count
+
+
+async def test_a_repeated_release_leaves_the_next_owner_alone(sessions, others, fresh):
+    """The lease that another worker took since is not touched; without an owner the call uses no key up."""
+    await sessions.create_session("tutor", session_id="s")
+    assert await sessions.release("s", idempotency_key="k") is False
+    first = await others.take("s")
+    assert await sessions.release("s", "stuck", idempotency_key="k") is True
+    async with others.hold("s", wait=30) as held:
+        for manager in (sessions, fresh()):
+            assert await manager.release("s", "stuck", idempotency_key="k") is True
+        await held.checkpoint("still ours", {"n": 1})
+        with pytest.raises(InvalidInput, match="idempotency_key"):
+            await sessions.release("s", "other", idempotency_key="k")
+    with pytest.raises(LeaseLost):
+        await first.checkpoint("late", {})
+
+
+async def test_repeated_upkeep_is_about_what_the_first_call_named(sessions, others):
+    """`latest` is what it was, and a rule does not drop what came since; another call with the key is refused."""
+    await sessions.create_session("tutor", session_id="s")
+    rule = Retention(keep_first=0, keep_last=1, keep_latest_per_name=False)
+    for n in range(4):
+        await sessions.checkpoint("s", "c", {"n": n})
+    pinned = await sessions.pin("s", idempotency_key="pin")
+    thinned = await sessions.thin("s", rule, idempotency_key="thin")
+    assert thinned.marked == 3
+    for n in range(4, 8):
+        await others.checkpoint("s", "c", {"n": n})
+    before = await others.head("s")
+    assert (await others.pin("s", idempotency_key="pin")).id == pinned.id
+    assert await others.thin("s", rule, idempotency_key="thin") == thinned
+    assert await others.pins("s") == [pinned.seq]
+    assert await sessions.head("s") == before
+    for call in (
+        lambda: others.pin("s", "c", idempotency_key="pin"),
+        lambda: others.unpin("s", "latest", idempotency_key="pin"),
+        lambda: others.thin("s", Retention(keep_last=2), idempotency_key="thin"),
+    ):
+        with pytest.raises(InvalidInput, match="idempotency_key"):
+            await call()
+    await others.unpin("s", pinned.seq, idempotency_key="unpin")
+    await others.pin("s", pinned.seq)
+    await sessions.unpin("s", pinned.seq, idempotency_key="unpin")
+    assert await sessions.pins("s") == [pinned.seq]

@@ -60,18 +60,26 @@ async def cancel(
 
 
 @once_in(scope_of)
-async def release(sessions: Space, id: AgentSession | str, reason: str = "") -> bool:
+async def release(
+    sessions: Space, id: AgentSession | str, reason: str = "", *, idempotency_key: str | None = None
+) -> bool:
     """Take the lease away from a session's owner, which gets `LeaseLost`; return False if it had no owner.
 
-    The session stays active, without an owner: `claim(released=True)` and `hold` take it. A cancelled one fails.
+    The session stays active, without an owner: `claim(released=True)` and `hold` take it. A cancelled one fails. The
+    same call with the same `idempotency_key` changes nothing; one that found no owner uses no key up.
     """
     session_id, reason = as_name(getattr(id, "session_id", id), "id"), as_label(reason, "reason")
+    call_id = request(idempotency_key, "release", {"reason": reason})
     author = passerby(sessions, session_id, fresh=True, insists=True)
     lease: bytes | None = None
+    before = False  # the same call has done it
 
     async def decide(log: Log) -> Draft | None:
-        nonlocal lease
+        nonlocal lease, before
         head = cast("Head", author.head)
+        if await entry_of(sessions.engine.vault, log.key, call_id) is not None:
+            before = True
+            return None
         lease = head.row.lease
         if head.row.locked is not None:
             raise head.row.locked
@@ -79,16 +87,18 @@ async def release(sessions: Space, id: AgentSession | str, reason: str = "") -> 
             return None
         past = await attempts.read(sessions.engine.vault, head)
         if past.cancelled is not None:
-            return attempts.cancellation(sessions.engine.vault, head, past.cancelled)
-        draft = log.draft()
-        draft.dismiss(reason)
+            draft = attempts.cancellation(sessions.engine.vault, head, past.cancelled)
+        else:
+            draft = log.draft()
+            draft.dismiss(reason)
+        draft.group.entries[-1].request = call_id
         return draft
 
     if await _earlier(sessions) is not None:
         return True
     draft = await change(author, decide)
     await sessions.engine.tell(lease)
-    return draft is not None
+    return before or draft is not None
 
 
 async def _earlier(sessions: Space) -> Draft | None:

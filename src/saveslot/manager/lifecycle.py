@@ -1,4 +1,4 @@
-"""Lifecycle changes by id, each one entry: pause, resume, complete, fail."""
+"""Lifecycle changes by id, each one entry: pause, resume, complete, fail; and recover."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Any
 
 from saveslot.errors import Conflict
 from saveslot.manager.reading import get_session
+from saveslot.manager.writing import update_as
 from saveslot.session.change import change
 from saveslot.session.draft import Draft
 from saveslot.session.engine import Space, passerby, scope_of
 from saveslot.session.log import Log
 from saveslot.session.model import AgentSession
 from saveslot.session.refusals import unknown
-from saveslot.session.requests import entry_of
+from saveslot.session.requests import entry_of, request
 from saveslot.session.retries import once_in
 from saveslot.session.transition import Transition
 from saveslot.values.checks import Data, as_name
@@ -58,6 +59,20 @@ async def fail(
     """End the session as failed, like `pause`; a rollback reopens it."""
     transition = Transition.fail(error, error_details, idempotency_key)
     return await _changed(sessions, id, transition, seen=as_version(seen))
+
+
+async def recover(
+    sessions: Space, id: str, *, seen: str | None = None, idempotency_key: str | None = None
+) -> AgentSession:
+    """Reopen a failed session, as `AgentSession.recover` and `update_session` do."""
+    call_id = request(idempotency_key, "recover", {})
+    session = await get_session(sessions, id, history=0)
+    if session is None:
+        raise unknown(id, sessions.namespace)
+    if not await repeated(sessions, id, call_id):
+        session.recover()
+        await update_as(sessions, session, call_id, seen=seen)
+    return session
 
 
 @once_in(scope_of)

@@ -14,7 +14,6 @@ from saveslot.session.log import Log
 from saveslot.session.records import NewRecord, Record, stored
 from saveslot.session.requests import entry_of, request
 from saveslot.session.retries import once_in
-from saveslot.session.timeline import hidden_by
 from saveslot.values import refs as references
 from saveslot.values.checks import as_count, as_name, as_text
 from saveslot.values.kinds import DATA_KINDS, Kind
@@ -84,7 +83,7 @@ async def drop(
     session_id, version = as_name(id, "id"), as_version(seen)
     wanted = [refs] if isinstance(refs, str | int) else _listed(refs)
     call_id = request(idempotency_key, "drop", {"refs": sorted(map(str, wanted))})
-    if (earlier := await _dropped(sessions, session_id, call_id)) is not None:
+    if (earlier := await thin.hidden_before(sessions, session_id, call_id)) is not None:
         return earlier
 
     async def mark(head: Head, draft: Draft) -> bool:
@@ -100,22 +99,12 @@ async def drop(
     try:
         draft = await thin.keep(sessions, session_id, mark, version)
     except Conflict:  # perhaps with the same call in another process
-        if (earlier := await _dropped(sessions, session_id, call_id)) is None:
+        if (earlier := await thin.hidden_before(sessions, session_id, call_id)) is None:
             raise
         return earlier
     if draft is None:
-        return await _dropped(sessions, session_id, call_id) or 0
+        return await thin.hidden_before(sessions, session_id, call_id) or 0
     return cast("int", draft.answer)
-
-
-async def _dropped(sessions: Space, id: str, request: bytes) -> int | None:
-    """Return how many checkpoints the same call dropped before; None if it was not made before."""
-    if not request:
-        return None
-    entry = await entry_of(sessions.engine.vault, (await sessions.lookup.existing(id)).row.key, request)
-    if entry is None:
-        return None
-    return sum(last - first + 1 for first, last in hidden_by(entry, f"{id}:{entry.seq}"))
 
 
 def _listed(refs: Any) -> list[str | int]:

@@ -26,9 +26,10 @@ from saveslot.session.held import Held
 from saveslot.session.log import Log
 from saveslot.session.lookup import about_of
 from saveslot.session.model import Checkpoint
+from saveslot.session.requests import entry_of, request
 from saveslot.session.retention import Retention, as_rule, pins as pinned, rule_of
 from saveslot.session.retries import once_in
-from saveslot.session.timeline import bases_of, needed, visible
+from saveslot.session.timeline import bases_of, hidden_by, needed, note_of, visible
 from saveslot.values.checks import Data, Span, as_name, now
 from saveslot.values.kinds import DATA_KINDS, HIDING_KINDS, KEEPING_KINDS, Kind
 from saveslot.values.lifecycle import COMPLETED, FAILED, SessionState
@@ -95,30 +96,49 @@ class Headers:
 
 @once_in(scope_of)
 async def thin(
-    sessions: Space, id: str, retention: Retention | None = None, *, grace: Span = GRACE, dry_run: bool = False
+    sessions: Space,
+    id: str,
+    retention: Retention | None = None,
+    *,
+    grace: Span = GRACE,
+    dry_run: bool = False,
+    idempotency_key: str | None = None,
 ) -> Thinned:
     """Drop the checkpoints that the session's rule (or `retention`) does not keep, whether it has ended or not.
 
     They are hidden at once; their bytes are freed by a call at least `grace` later, or by the keeper. While another
-    process holds the session: `LeaseHeld`. `dry_run` only reports.
+    process holds the session: `LeaseHeld`. `dry_run` only reports. The same call with the same `idempotency_key` drops
+    nothing more, and returns how many the first one dropped; one that drops nothing uses no key up.
     """
     session_id, age = as_name(id, "id"), as_age(grace, "grace")
     rule = None if retention is None else as_rule(retention)
+    given = {"retention": None if rule is None else rule.to_dict(), "grace": age}
+    call_id = b"" if dry_run else request(idempotency_key, "thin", given)
+    if (earlier := await hidden_before(sessions, session_id, call_id)) is not None:
+        return Thinned(earlier)
     read: Headers | None = None
     drops: list[int] = []
 
     async def mark(head: Head, draft: Draft) -> bool:
         nonlocal read, drops
+        if await entry_of(sessions.engine.vault, head.row.key, call_id) is not None:
+            return False
         read = await _headers(sessions, head)
         drops = read.drops(rule or _rule(sessions, head))
         if not drops or dry_run:
             return False
         draft.mark((seq, seq) for seq in drops)
+        draft.group.entries[-1].request = call_id
         read.marks = draft.group.entries
         draft.answer = Thinned(len(drops))
         return True
 
-    draft = await keep(sessions, session_id, mark)
+    try:
+        draft = await keep(sessions, session_id, mark)
+    except Conflict:  # perhaps with the same call in another process
+        if (earlier := await hidden_before(sessions, session_id, call_id)) is None:
+            raise
+        return Thinned(earlier)
     done = Thinned(len(drops)) if draft is None else cast("Thinned", draft.answer)
     if not dry_run:
         if read is None:  # marked by an earlier attempt of this call
@@ -129,17 +149,18 @@ async def thin(
     return done
 
 
-async def pin(sessions: Space, id: str, ref: str | int = "latest") -> Checkpoint:
+async def pin(sessions: Space, id: str, ref: str | int = "latest", *, idempotency_key: str | None = None) -> Checkpoint:
     """Exempt a checkpoint from retention, until `unpin`.
 
-    While another process holds the session: `LeaseHeld`.
+    While another process holds the session: `LeaseHeld`. The same call with the same `idempotency_key` returns the same
+    checkpoint, whatever `ref` names by then, and pins nothing; one that finds it pinned uses no key up.
     """
-    return await _pin(sessions, id, ref, Kind.PINNED)
+    return await _pin(sessions, id, ref, Kind.PINNED, request(idempotency_key, "pin", {"ref": ref}))
 
 
-async def unpin(sessions: Space, id: str, ref: str | int) -> Checkpoint:
-    """Make a checkpoint subject to retention again."""
-    return await _pin(sessions, id, ref, Kind.UNPINNED)
+async def unpin(sessions: Space, id: str, ref: str | int, *, idempotency_key: str | None = None) -> Checkpoint:
+    """Make a checkpoint subject to retention again, like `pin`."""
+    return await _pin(sessions, id, ref, Kind.UNPINNED, request(idempotency_key, "unpin", {"ref": ref}))
 
 
 async def pins(sessions: Space, id: str) -> list[int]:
@@ -148,12 +169,16 @@ async def pins(sessions: Space, id: str) -> list[int]:
 
 
 @once_in(scope_of)
-async def _pin(sessions: Space, id: str, ref: str | int, kind: Kind) -> Checkpoint:
+async def _pin(sessions: Space, id: str, ref: str | int, kind: Kind, call_id: bytes) -> Checkpoint:
     session_id = as_name(id, "id")
     chosen = 0
 
     async def mark(head: Head, draft: Draft) -> bool:
         nonlocal chosen
+        earlier = await entry_of(sessions.engine.vault, head.row.key, call_id)
+        if earlier is not None:
+            chosen = note_of(earlier, f"{session_id}:{earlier.seq}")["seq"]
+            return False
         entry = await sessions.lookup.entry(head, ref)
         if entry.kind not in DATA_KINDS:
             raise InvalidInput("ref", f"{ref!r} is an entry of kind {Kind(entry.kind).label}; those are always kept")
@@ -161,6 +186,7 @@ async def _pin(sessions: Space, id: str, ref: str | int, kind: Kind) -> Checkpoi
         if (chosen in await pinned_in(sessions, head)) == (kind is Kind.PINNED):
             return False
         draft.lifecycle(kind, f"checkpoint_{kind.label}", {"seq": chosen})
+        draft.group.entries[-1].request = call_id
         draft.answer = chosen
         return True
 
@@ -178,6 +204,16 @@ async def pinned_in(sessions: Space, head: Head) -> set[int]:
 
 
 # Marking
+
+
+async def hidden_before(sessions: Space, id: str, call_id: bytes) -> int | None:
+    """Return how many checkpoints the same call dropped before; None if it was not made before."""
+    if not call_id:
+        return None
+    entry = await entry_of(sessions.engine.vault, (await sessions.lookup.existing(id)).row.key, call_id)
+    if entry is None:
+        return None
+    return sum(last - first + 1 for first, last in hidden_by(entry, f"{id}:{entry.seq}"))
 
 
 async def keep(sessions: Space, session_id: str, decide: Decide, seen: Version | None = None) -> Draft | None:

@@ -56,6 +56,10 @@ CREW = 8
 TRIES = 10
 
 
+# What the ids of sessions that keep answers to requests begin with; no token is named so. They are no news of tokens.
+ANSWER = "$answer-"
+
+
 class Caller(msgspec.Struct, frozen=True):
     """Who calls: a token, or a person at this machine."""
 
@@ -113,7 +117,7 @@ class Token(msgspec.Struct, frozen=True):
 
 
 def registry(sessions: SessionManager) -> SessionManager:
-    """Return a manager of the tokens in the store of these sessions. It needs no key, and no closing."""
+    """Return a manager of the tokens in the store of these sessions. It needs no key; closing it closes the store."""
     return SessionManager(store=sessions.engine.metered, namespace=RESERVED)
 
 
@@ -127,6 +131,8 @@ async def create(
     """Create a token and return its text, which is not stored. `AlreadyExists` if the name is taken."""
     if namespaces is not None and not namespaces:
         raise InvalidInput("namespaces", "must name one at least; leave it out for a token of all namespaces")
+    if as_name(name, "name").startswith("$"):
+        raise InvalidInput("name", f"{name!r} must not begin with $")
     context = {
         "scope": _as_scope(scope),
         "namespaces": None if namespaces is None else sorted({_as_namespace(one) for one in namespaces}),
@@ -134,7 +140,7 @@ async def create(
     }
     text, secret = _drawn()
     try:
-        await tokens.create_session(TOKENS, session_id=as_name(name, "name"), context={**context, **secret})
+        await tokens.create_session(TOKENS, session_id=name, context={**context, **secret})
     except AlreadyExists as exc:
         raise AlreadyExists(f"there is a token {name} already; rotate or revoke it, or choose another name") from exc
     return text
@@ -205,6 +211,7 @@ class Tokens:
         await stopped(self._watching)
         with suppress(SaveslotError):
             await self._record()
+            await self.registry.engine.leave()
 
     def caller(self, text: str) -> Caller:
         """Return whom this text stands for; `Unauthorized` unless it is a token that counts now."""
@@ -263,7 +270,7 @@ class Tokens:
                 # News from before the call are in its answer: until then the tokens are confirmed.
                 since = running().time()
                 events, cursor = await self.registry.engine.vault.events(RESERVED, cursor, wait=WAIT)
-                if events:
+                if any(not event.session_id.startswith(ANSWER) for event in events):
                     await self.reload()
                 self._confirmed = running().time() if not events else since
                 if running().time() - recorded > RECORD:

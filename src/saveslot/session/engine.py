@@ -113,8 +113,8 @@ class Engine:
         if self.running:
             await asyncio.wait(self.running)
 
-    async def close(self) -> None:
-        """Finish the writes under way, then close the store. Sessions that are still held become orphans at once."""
+    async def leave(self) -> None:
+        """Finish the writes under way. Sessions that are still held become orphans at once."""
         for keeper in self.keepers.values():
             await keeper.stop()
         await self.settled()
@@ -122,6 +122,10 @@ class Engine:
             await self.worker.leave()
             for holder in list(self.worker.holders.values()):
                 holder.lose(LeaseLost("its manager was closed; another worker may own the session now"))
+
+    async def close(self) -> None:
+        """Leave, then close the store."""
+        await self.leave()
         await self.vault.close()
         warn_of_staged(id(self.vault))
 

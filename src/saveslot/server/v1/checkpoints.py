@@ -347,9 +347,9 @@ async def unpin(call: Call) -> Response:
     return await _pinned(call, call.sessions.unpin)
 
 
-async def _pinned(call: Call, verb: Callable[[str, str | int], Awaitable[Checkpoint]]) -> Response:
+async def _pinned(call: Call, verb: Callable[..., Awaitable[Checkpoint]]) -> Response:
     content: CheckpointRef = call.content
-    chosen = await verb(call.path["id"], content.ref)
+    chosen = await verb(call.path["id"], content.ref, idempotency_key=key(call))
     return call.json({"id": chosen.id, "pinned": await call.sessions.pins(call.path["id"])})
 
 
@@ -466,6 +466,7 @@ ROUTES = [
         "Exempt a checkpoint from retention.",
         takes=CheckpointRef,
         gives=Pins,
+        headers=(KEY,),
         errors=("conflict", "lease_held"),
         tag=TAG,
     ),
@@ -477,6 +478,7 @@ ROUTES = [
         "Subject a checkpoint to retention again.",
         takes=CheckpointRef,
         gives=Pins,
+        headers=(KEY,),
         errors=("conflict", "lease_held"),
         tag=TAG,
     ),

@@ -16,7 +16,9 @@ from saveslot.server.call import Call
 from saveslot.server.routes import Route
 from saveslot.server.v1.answers import Page
 from saveslot.server.v1.conditions import KEY, key
+from saveslot.server.v1.repeats import once
 from saveslot.session.attempts import Limit
+from saveslot.values.checks import Data
 
 TAG = "Leases"
 # Leases renewed by one request; sessions claimed by one.
@@ -86,6 +88,10 @@ async def renew_leases(call: Call) -> Response:
 
 
 async def claim(call: Call) -> Response:
+    return await once(call, "claim", lambda: _claimed(call))
+
+
+async def _claimed(call: Call) -> Data:
     content: Claim = call.content
     limit: Limit = ... if content.max_attempts is UNSET else content.max_attempts
     leases = await lease_orphans(
@@ -97,7 +103,7 @@ async def claim(call: Call) -> Response:
         wait=content.wait,
         max_attempts=limit,
     )
-    return call.json({"items": [one.to_dict() for one in leases], "next": None})
+    return {"items": [one.to_dict() for one in leases], "next": None}
 
 
 _PATH = "/v1/sessions/{id}/lease"
@@ -158,6 +164,9 @@ ROUTES = [
         "Take over sessions whose workers died or left by an error, each under a lease of its own.",
         takes=Claim,
         gives=Page[Lease],
+        headers=(KEY,),
         tag=TAG,
+        description="The same call with the same Idempotency-Key gets the same answer for an hour, and claims nothing "
+        "more; it does not renew the leases.",
     ),
 ]

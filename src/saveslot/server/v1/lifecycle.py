@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from saveslot.manager.lifecycle import repeated
+from saveslot.manager.lifecycle import recover as verb, repeated
 from saveslot.server.call import Call
-from saveslot.server.routes import Header, Route
+from saveslot.server.routes import Route
 from saveslot.server.v1.answers import Object, Session, Time, Value, Version, one
 from saveslot.server.v1.conditions import IF_MATCH, KEY, LEASE, follow, key, write_either
 from saveslot.server.v1.sessions import existing
@@ -95,11 +95,11 @@ async def fail(call: Call) -> Response:
 
 async def recover(call: Call) -> Response:
     async def write(seen: str | None) -> AgentSession:
-        session = await existing(call)
-        session.recover()
-        return await call.sessions.update_session(session, seen=seen)
+        return await verb(call.sessions, call.path["id"], seen=seen, idempotency_key=key(call))
 
-    return one(call, await follow(call, write))
+    session = await follow(call, write)
+    session.loaded = False  # a repeat that came at the same time loads its history
+    return one(call, session)
 
 
 async def _changed(
@@ -126,7 +126,7 @@ async def cancel(call: Call) -> Response:
 
 async def release(call: Call) -> Response:
     content: Reason = call.content
-    released = await call.sessions.release(call.path["id"], content.reason)
+    released = await call.sessions.release(call.path["id"], content.reason, idempotency_key=key(call))
     return call.json({"session_id": call.path["id"], "released": released})
 
 
@@ -162,7 +162,7 @@ def _verb(name: str, respond: Callable[[Call], Awaitable[Response]], summary: st
         summary,
         takes=takes,
         gives=Session,
-        headers=(IF_MATCH,) if name == "recover" else (IF_MATCH, KEY, LEASE),
+        headers=(IF_MATCH, KEY) if name == "recover" else (IF_MATCH, KEY, LEASE),
         errors=(*_CHANGES, "lease_held") if name == "complete" else _CHANGES,
         tag=TAG,
     )
@@ -173,7 +173,6 @@ def _told(
     respond: Callable[[Call], Awaitable[Response]],
     summary: str,
     gives: type[Struct],
-    headers: Sequence[Header] = (),
 ) -> Route:
     return Route(
         "POST",
@@ -183,7 +182,7 @@ def _told(
         summary,
         takes=Reason,
         gives=gives,
-        headers=headers,
+        headers=(KEY,),
         errors=_CHANGES,
         tag=TAG,
     )
@@ -195,7 +194,7 @@ ROUTES = [
     _verb("complete", complete, "End it for good: only a fork can continue from here.", Completion),
     _verb("fail", fail, "End it as failed, until recover or a rollback reopens it.", Failure),
     _verb("recover", recover, "Reopen a failed session.", None),
-    _told("cancel", cancel, "Tell its holder to stop; without a holder it fails.", SessionStatus, (KEY,)),
+    _told("cancel", cancel, "Tell its holder to stop; without a holder it fails.", SessionStatus),
     _told("release", release, "Take the lease away from its owner, which gets lease_lost.", Release),
     Route(
         "POST",

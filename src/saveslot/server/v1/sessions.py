@@ -253,7 +253,9 @@ async def change(call: Call) -> Response:
             setattr(session, part, merged(getattr(session, part), getattr(changes, part) or {}))
         return await update_as(call.sessions, session, call_id, seen=seen)
 
-    return one(call, await follow(call, write))
+    session = await follow(call, write)
+    session.loaded = False  # a repeat loads its history
+    return one(call, session)
 
 
 async def label(call: Call) -> Response:

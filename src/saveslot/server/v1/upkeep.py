@@ -17,6 +17,8 @@ from saveslot.manager.drops import LOOKED, apply, checkpoints, drops
 from saveslot.manager.gc import AGE, TOMBSTONES
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
+from saveslot.server.v1.conditions import KEY, key
+from saveslot.server.v1.repeats import once
 from saveslot.session.retention import Retention
 from saveslot.values.advice import reworded
 from saveslot.values.checks import Data
@@ -138,14 +140,17 @@ class Trail(Struct):
 
 
 async def gc(call: Call) -> Response:
+    return await once(call, "gc", lambda: _collected(call))
+
+
+async def _collected(call: Call) -> Data:
     content: Collection = call.content
     states = content.states or (COMPLETED, FAILED)
     plan = await call.sessions.gc(content.older_than, states, grace=content.grace, dry_run=True)
     if content.dry_run:
-        return call.json(plan.to_dict())
+        return plan.to_dict()
     _require_seen(content.count, plan.count, "would be purged")
-    purged = await call.sessions.gc(content.older_than, states, grace=content.grace)
-    return call.json(purged.to_dict())
+    return (await call.sessions.gc(content.older_than, states, grace=content.grace)).to_dict()
 
 
 async def thin(call: Call) -> Response:
@@ -159,11 +164,17 @@ async def thin(call: Call) -> Response:
         max_bytes=content.max_bytes,
     )
     session_id = call.path["id"]
-    done = await call.sessions.thin(session_id, None if rule.keeps_all else rule, dry_run=content.dry_run)
+    done = await call.sessions.thin(
+        session_id, None if rule.keeps_all else rule, dry_run=content.dry_run, idempotency_key=key(call)
+    )
     return call.json({"session_id": session_id, "dry_run": content.dry_run, **done.to_dict()})
 
 
 async def thin_all(call: Call) -> Response:
+    return await once(call, "thin", lambda: _thinned(call))
+
+
+async def _thinned(call: Call) -> Data:
     content: ThinningAll = call.content
     found = await drops(call.sessions, looked=content.looked, after=content.after)
     gone, refused = found.drops, list[Data]()
@@ -172,7 +183,7 @@ async def thin_all(call: Call) -> Response:
         done = await apply(call.sessions, found)
         gone = done.drops
         refused = [{"id": one, "code": why.code, "message": reworded(str(why), "request")} for one, why in done.refused]
-    body = {
+    return {
         "dry_run": content.dry_run,
         "sessions": [drop.id for drop in gone],
         "count": len(gone),
@@ -181,7 +192,6 @@ async def thin_all(call: Call) -> Response:
         "refused": refused,
         "next": found.next,
     }
-    return call.json(body)
 
 
 def _require_seen(count: int | None, now: int, what: str) -> None:
@@ -194,8 +204,12 @@ def _require_seen(count: int | None, now: int, what: str) -> None:
 
 async def erase(call: Call) -> Response:
     content: Erasure = call.content
-    erased = await call.sessions.erase(content.session_id, content.user_id, dry_run=content.dry_run)
-    return call.json({"dry_run": content.dry_run, **erased})
+
+    async def work() -> Data:
+        erased = await call.sessions.erase(content.session_id, content.user_id, dry_run=content.dry_run)
+        return {"dry_run": content.dry_run, **erased}
+
+    return await once(call, "erase", work)
 
 
 async def audit(call: Call) -> Response:
@@ -212,6 +226,7 @@ ROUTES = [
         "Purge sessions that ended long ago, and deleted ones after their grace.",
         takes=Collection,
         gives=Purged,
+        headers=(KEY,),
         errors=("conflict",),
         long=True,
         tag=TAG,
@@ -224,6 +239,7 @@ ROUTES = [
         "Drop the checkpoints that the session's rule, or this one, does not keep.",
         takes=Thinning,
         gives=ThinnedSession,
+        headers=(KEY,),
         errors=("conflict", "lease_held"),
         long=True,
         tag=TAG,
@@ -236,6 +252,7 @@ ROUTES = [
         "Drop the checkpoints that retention does not keep, of a page of sessions.",
         takes=ThinningAll,
         gives=ThinnedAll,
+        headers=(KEY,),
         errors=("conflict",),
         long=True,
         tag=TAG,
@@ -250,6 +267,7 @@ ROUTES = [
         "Destroy the content of a session or of a user's sessions, for good.",
         takes=Erasure,
         gives=Erased,
+        headers=(KEY,),
         errors=("not_found",),
         long=True,
         tag=TAG,
