@@ -38,9 +38,8 @@ export function sessionScreen(id) {
   const verbs = verbsOf(source, head, changed);
 
   async function changed() {
-    const newest = head.following.peek();
-    await source.reload(newest);
-    if (newest) head.toLast(true);
+    await source.reload(head.following.peek());
+    if (head.following.peek()) head.toLast(true);
   }
   let stale = false;
   let following = false;
