@@ -9,7 +9,7 @@ the later entries that pin or hide checkpoints. So it is as fast in a log of 10,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +23,7 @@ from saveslot.session.engine import Space
 from saveslot.session.lookup import with_a_fresh_head
 from saveslot.session.retention import pins
 from saveslot.session.steps import AGAIN, RETRY, Journal
-from saveslot.session.timeline import Timeline, note_of, visible
+from saveslot.session.timeline import note_of, visible
 from saveslot.session.vault import OPEN_KINDS
 from saveslot.stores import Store
 from saveslot.values.answers import Answer, Time
@@ -119,7 +119,7 @@ class LogEntry(Answer, frozen=True):
     state_bytes: int | None  # of the state as JSON, if the entry carries one
     pinned: bool
     thinned: bool
-    damaged: str  # what is wrong with it, if something is
+    damaged: str  # what is wrong with it, if something is; with its state only where `changed` compared that
     step: StepMark | None
     to: Target | None
     former: Former | None = msgspec.field(name="from")
@@ -152,8 +152,8 @@ async def log_page(
 ) -> LogPage:
     """Return the entries before, after or around a number, else the newest ones: all kinds, also thinned ones.
 
-    With `changed`, short values that changed are named too (`turn 3→4`), where the page's states weigh at most 4 MB in
-    all. A session whose key is missing has its log, without what is sealed.
+    With `changed`, short values that changed are named too (`turn 3→4`) and damaged states are found, where the page's
+    states weigh at most 4 MB in all. A session whose key is missing has its log, without what is sealed.
     """
     limit = min(as_count(limit, "limit", 1), MOST)
     if sum(value is not None for value in (around, before, after)) > 1:
@@ -164,7 +164,7 @@ async def log_page(
         return _page(head, [], first)
     parts = await Parts.read(sessions, head, first, last)
     forks = await forks_of(sessions, id)
-    compared = await _compared(sessions, head, parts) if changed and not parts.sealed else {}
+    compared = await _compared(sessions, head, parts) if changed and not parts.sealed else Compared({}, {})
     return _page(head, list(_lines(parts, forks, compared)), first)
 
 
@@ -260,9 +260,10 @@ class Notes:
             return None
 
 
-def _lines(parts: Parts, forks: Mapping[int, list[ForkLine]], compared: Mapping[int, list[str]]) -> Iterable[LogEntry]:
+def _lines(parts: Parts, forks: Mapping[int, list[ForkLine]], compared: Compared) -> Iterable[LogEntry]:
     session_id = parts.head.row.session_id
     notes = Notes(session_id, sealed=parts.sealed)
+    notes.damaged.update(compared.damaged)
     owners = Owners(parts.near, notes)
     marks = _step_marks(parts, notes)
     kept, pinned = _kept(parts)
@@ -283,7 +284,7 @@ def _lines(parts: Parts, forks: Mapping[int, list[ForkLine]], compared: Mapping[
             _lease_change(entry, lease),
             entry.data_seq,
             note,
-            compared.get(entry.seq, [] if changes is None else [_named(*change) for change in changes.keys.items()]),
+            compared.changed.get(entry.seq, [] if changes is None else [_named(*change) for change in changes.keys.items()]),
             None if changes is None else ChangedCounts(changes.added, changes.removed, changes.changed),
             _weight(entry, notes),
             entry.seq in pinned,
@@ -442,30 +443,37 @@ async def forks_of(sessions: Space, id: str) -> dict[int, list[ForkLine]]:
     return forks
 
 
-async def _compared(sessions: Space, head: Head, parts: Parts) -> dict[int, list[str]]:
+class Compared(NamedTuple):
+    """What the states of a page tell, by number."""
+
+    changed: dict[int, list[str]]
+    damaged: dict[int, str]
+
+
+async def _compared(sessions: Space, head: Head, parts: Parts) -> Compared:
     """Return what changed at the page's states, with short values, if they weigh little enough together."""
+    compared = Compared({}, {})
     gone = frozenset(entry.seq for entry in parts.entries) - _kept(parts)[0]
     data = [entry for entry in parts.entries if entry.kind in DATA_KINDS and entry.seq not in gone]
     first = data[0].seq if data else 0
     try:
         weights = [codec.Recipe.unpack(entry.recipe, entry.seq).weight for entry in data]
         if not data or sum(weights) > COMPARED:
-            return {}
+            return compared
         before = await sessions.lookup.visible(head, DATA_KINDS, within=(1, first - 1), newest=1) if first > 1 else []
         timeline = await sessions.lookup.timeline(head, [*before, *data])
     except Corrupt:  # the entry says so
-        return {}
-    return dict(_changes(timeline, before, data))
-
-
-def _changes(timeline: Timeline, before: Sequence[Entry], data: Sequence[Entry]) -> Iterable[tuple[int, list[str]]]:
+        return compared
     old: Mapping[str, bytes] | None = {}
     for entry in (*before, *data):
         try:
             new = {key: bytes(text) for key, text in timeline.state(entry).texts.items()}
-        except (Corrupt, NotFound):
+        except (Corrupt, NotFound) as exc:
+            if isinstance(exc, Corrupt) and entry not in before:
+                compared.damaged[entry.seq] = exc.reason
             old = None
             continue
         if old is not None and entry not in before:
-            yield entry.seq, glance(old, new)
+            compared.changed[entry.seq] = glance(old, new)
         old = new
+    return compared
