@@ -5,10 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+import saveslot
 from saveslot import InvalidInput, NotFound
 from saveslot.codec import new_key
 from saveslot.manager.log_pages import log_page
 from saveslot.manager.parts import compare, making
+from saveslot.stores.sqlite.file import connect
 
 
 async def eventful(sessions, others) -> None:
@@ -139,3 +141,19 @@ async def test_a_sealed_log_is_shown_without_its_key(opened):
     assert [(row.metadata, row.changed, row.state_bytes) for row in page.items if row.kind == "checkpoint"] == [
         ({}, [], None)
     ] * 2
+
+
+async def test_changed_finds_damaged_states(tmp_path):
+    """An entry whose state cannot be rebuilt says why where states are compared; the other entries are as they were."""
+    async with saveslot.open(tmp_path / "s.db") as sessions:
+        await sessions.create_session("tutor", session_id="s")
+        for n in range(3):
+            await sessions.checkpoint("s", f"c{n}", {"n": n, "text": str(n) * 200})
+    connection = connect(str(tmp_path / "s.db"), None)
+    connection.execute("update checkpoints set frame = x'00ff00ff' where seq = 3")
+    connection.close()
+    async with saveslot.open(tmp_path / "s.db") as sessions:
+        items = (await log_page(sessions, "s", changed=True)).items
+        assert [bool(entry.damaged) for entry in items] == [False, False, True, True]  # c2 is a patch of c1
+        assert items[1].changed
+        assert not any(entry.damaged for entry in (await log_page(sessions, "s")).items)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -158,6 +159,59 @@ def test_what_is_copied_runs_and_gives_the_same(watched, url):
         expect(page.locator(there).first).to_be_visible()
         json.loads(run(copied(page, "copy as CLI") + " --json"))
         json.loads(run(copied(page, "copy as curl")))
+
+
+def test_a_phone_copies_every_view(watched, url):
+    """At 390 pixels each view offers its command and its request in a sheet, and both are those of a wide screen."""
+    paths = ["/", "/sessions?state=failed", "/sessions/trip-lisbon?at=5&tab=raw", "/storage", "/analytics", "/events"]
+    paths += ["/settings", "/compare?a=trip-lisbon@5&b=trip-lisbon@9"]
+    wide = watched.open("/settings")
+    phone = watched.open("/settings", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    for page in (wide, phone):
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    for path in paths:
+        for page in (wide, phone):
+            page.goto(url + path)
+            expect(
+                page.locator("main button:visible", has_text=re.compile("^(copy as CLI|Copy…)$")).first
+            ).to_be_visible()
+        phone.locator("main .copy-here:visible").first.tap()
+        sheet = phone.get_by_role("dialog")
+        for button in ("copy as CLI", "copy as curl"):
+            sheet.get_by_role("button", name=button).tap()
+            expect(phone.locator(".toast")).to_contain_text("Copied")
+            wide.locator("main").get_by_role("button", name=button).first.click()
+            expect(wide.locator(".toast")).to_contain_text("Copied")
+            text = wide.evaluate("navigator.clipboard.readText()")
+            assert text in sheet.locator("code").all_inner_texts(), path
+
+
+def test_thinning_of_many_as_copied_is_that_of_the_page(watched, url):
+    """The command that the page copies for thinning drops what the dry run showed, by the rules of the sessions."""
+    rule = {"keep_first": 0, "keep_last": 1, "keep_latest_per_name": False}
+    for name in ("long-1", "long-2"):
+        post = {"agent_type": "tutor", "session_id": name, "metadata": {"saveslot.retention": rule}}
+        call(url, "POST", "/sessions", post)
+        for n in range(4):
+            call(url, "POST", f"/sessions/{name}/checkpoints", {"name": f"c{n}", "data": {"n": n}})
+    page = watched.open("/storage")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    panel = page.get_by_role("region", name="What would go")
+    cells = panel.locator("tr", has_text="thin").get_by_role("cell")
+    expect(cells.nth(1)).to_have_text("2")
+    expect(cells.nth(2)).to_have_text("6")
+    panel.locator(".thin-all").get_by_role("button", name="copy as CLI").click()
+    expect(page.locator(".toast")).to_contain_text("Copied: saveslot thin --all")
+    dry = json.loads(run(page.evaluate("navigator.clipboard.readText()") + " --json"))
+    assert (sorted(dry["sessions"]), dry["checkpoints"], dry["dry_run"]) == (["long-1", "long-2"], 6, True)
+    panel.get_by_role("button", name="Thin…").click()
+    page.get_by_role("dialog").get_by_role("button", name="copy as CLI").click()
+    expect(page.locator(".toast")).to_contain_text("--apply")
+    done = json.loads(run(page.evaluate("navigator.clipboard.readText()") + " --json"))
+    assert (sorted(done["sessions"]), done["checkpoints"], done["dry_run"]) == (["long-1", "long-2"], 6, False)
+    page.keyboard.press("Escape")
+    panel.get_by_role("button", name="Run again").click()
+    expect(cells.nth(1)).to_have_text("0")
 
 
 def test_retention_is_that_of_the_command_line(watched, url, store):

@@ -71,7 +71,18 @@ def test_damaged_entry_is_marked_and_the_others_are_shown(chromium, store):
         watched.expected = ["500"]
         page = watched.open("/sessions/trip-lisbon?at=5")
         expect(page.locator(".centre-body")).to_contain_text("Damaged: ")
+        expect(page.locator(".centre-body")).to_contain_text("roll back to an older checkpoint")
         expect(page.locator(".centre-body")).to_contain_text("saveslot doctor")
+        wrong = [
+            entry["seq"]
+            for entry in get(url, "/sessions/trip-lisbon/log?limit=500&changed=true")["items"]
+            if entry["damaged"]
+        ]
+        assert 5 in wrong
+        expect(page.locator(".tape .damage")).to_have_count(len(wrong))
+        expect(page.locator(".tape .damage").first).to_have_text("! damaged")
+        expect(page.locator(".log-row.selected")).to_contain_text("damaged")
+        expect(page.locator(".actions").get_by_role("button", name="Roll back")).to_be_disabled()
         page.goto(url + "/sessions/trip-lisbon?at=3")
         expect(page.locator(".tree")).to_contain_text("Book two of us to Lisbon")
         for place in ("/", "/sessions", "/storage", "/analytics"):
@@ -79,6 +90,24 @@ def test_damaged_entry_is_marked_and_the_others_are_shown(chromium, store):
             expect(page.locator("main h1")).to_have_count(1)
         page.goto(url + "/sessions")
         expect(page.locator("tr.row", has_text="trip-lisbon")).to_have_count(2)
+        page.context.close()
+        watched.check()
+
+
+def test_damage_that_a_read_finds_is_marked_then(chromium, store):
+    """A damaged state that the log does not tell of is marked on tape and log once it was to be shown."""
+    damage(store, "trip-lisbon", 5)
+    with serving(str(store)) as url:
+        watched = Watched(chromium, url)
+        watched.expected = ["500"]
+        page = watched.browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+        page.route("**/log?*", lambda route: route.continue_(url=route.request.url.replace("&changed=true", "")))
+        page.goto(url + "/sessions/trip-lisbon?at=3")
+        expect(page.locator(".tree")).to_contain_text("Book two of us to Lisbon")
+        expect(page.locator(".tape .damage")).to_have_count(0)
+        page.keyboard.press("}")
+        expect(page.locator(".centre-body")).to_contain_text("Damaged: ")
+        expect(page.locator(".tape .damage")).to_have_text("! damaged")
         page.context.close()
         watched.check()
 

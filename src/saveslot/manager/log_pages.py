@@ -284,7 +284,9 @@ def _lines(parts: Parts, forks: Mapping[int, list[ForkLine]], compared: Compared
             _lease_change(entry, lease),
             entry.data_seq,
             note,
-            compared.changed.get(entry.seq, [] if changes is None else [_named(*change) for change in changes.keys.items()]),
+            compared.changed.get(
+                entry.seq, [] if changes is None else [_named(*change) for change in changes.keys.items()]
+            ),
             None if changes is None else ChangedCounts(changes.added, changes.removed, changes.changed),
             _weight(entry, notes),
             entry.seq in pinned,

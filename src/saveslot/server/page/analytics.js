@@ -2,7 +2,7 @@
 /** Many sessions at once: when they save, how far they get, how long it takes, why they fail. */
 import { apiUrl, get } from "./api.js";
 import { logHistogram, withTable } from "./charts.js";
-import { cli, copyButtons, copyText, curl } from "./copy.js";
+import { cli, copyHere, copyText, curl } from "./copy.js";
 import { clipped, count, many, moment, plain, size, span } from "./format.js";
 import { place, replace, withQuery } from "./places.js";
 import { effect, each, html, signal } from "./view.js";
@@ -82,7 +82,7 @@ export function analyticsScreen() {
   function view() {
     const a = analytics.value;
     const head = html`<div class="headline"><h1>Analytics</h1><span class="push"></span>${choice("Agent", "agent", query().get("agent") ?? "", [["", "all agents"], ...agents.value.map((name) => /** @type {[string, string]} */ ([name, plain(name)]))])}
-      ${choice("Created within", "since", query().get("since") ?? "", SPANS.map(([v, text]) => [v, v ? `last ${text}` : "all times"]))}${copyButtons({ cli: command(), curl: curl(apiUrl("/analytics", wanted())) })}</div>`;
+      ${choice("Created within", "since", query().get("since") ?? "", SPANS.map(([v, text]) => [v, v ? `last ${text}` : "all times"]))}${copyHere({ cli: command(), curl: curl(apiUrl("/analytics", wanted())) })}</div>`;
     if (!a) return html`${head}${trouble.value ? html`<p class="trouble">${trouble.value}</p>` : html`<div class="panel loading"></div>`}`;
     const { looked_at: looked, between } = a;
     const names = Object.keys(a.by_name).map((name) => /** @type {[string, string]} */ ([name, clipped(name, 40)]));

@@ -1,7 +1,7 @@
 // @ts-check
 /** Two states side by side: of one session, or of two. */
 import { Failure, apiUrl, get, sessionPath } from "./api.js";
-import { cli, copyButtons, copyText, curl } from "./copy.js";
+import { cli, copyHere, copyText, curl } from "./copy.js";
 import { dotted, many, moment, plain, size } from "./format.js";
 import { icon, stateWord } from "./icons.js";
 import { SIGNS, change, words } from "./operations.js";
@@ -126,7 +126,7 @@ export function compareScreen() {
   function view() {
     const two = loaded.value;
     const head = html`<div class="headline"><a class="icon-button" aria-label="Back" href=${two ? sessionUrl(two.b.side.id) : "/sessions"}>${icon("back")}</a><h1>Compare</h1><span class="soft">${two ? relation(two.a, two.b) : ""}</span><span class="push"></span>
-      ${two ? copyButtons({ cli: command(), curl: curl(apiUrl(`${sessionPath(two.a.side.id)}/diff`, { a: two.a.seq, b: two.b.seq, session_b: two.a.side.id === two.b.side.id ? null : two.b.side.id })) }) : null}<button @click=${swap}>Swap<kbd aria-hidden="true">x</kbd></button></div>`;
+      ${two ? copyHere({ cli: command(), curl: curl(apiUrl(`${sessionPath(two.a.side.id)}/diff`, { a: two.a.seq, b: two.b.seq, session_b: two.a.side.id === two.b.side.id ? null : two.b.side.id })) }) : null}<button @click=${swap}>Swap<kbd aria-hidden="true">x</kbd></button></div>`;
     if (!two) return html`${head}<section class="panel pad">${trouble.value || html`<div class="grey-bars"><i></i><i></i></div>`}</section>`;
     const { summary } = two;
     return html`${head}<div class="sides">${card("A", two.a)}${card("B", two.b)}</div>

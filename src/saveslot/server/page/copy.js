@@ -1,6 +1,7 @@
 // @ts-check
 /** What is seen here, for a shell: the same as a command and as a request. Neither holds a token. */
 import { namespace } from "./api.js";
+import { ask } from "./dialog.js";
 import { toast } from "./toast.js";
 import { html } from "./view.js";
 
@@ -43,5 +44,16 @@ function copySelected(text) {
   area.remove();
 }
 
-/** Not for submitting: they stand in forms, too. @param {{cli?: string, curl?: string}} texts */
+/** @typedef {{cli?: string, curl?: string}} Texts */
+
+/** The buttons above a view. A phone has room for one, which opens a sheet with both texts. @param {Texts} texts */
+export const copyHere = (texts) => html`${copyButtons(texts)}<button class="copy-here" @click=${() => sheet(texts)}>Copy…</button>`;
+
+/** @param {Texts} texts */
+const sheet = ({ cli: command, curl: request }) => ask({
+  title: "Copy this view",
+  body: () => html`<dl class="copies">${[["As a command", command, "copy as CLI"], ["As a request", request, "copy as curl"]].map(([name, text, button]) => (text ? html`<dt>${name}</dt><dd><code class="boxed code">${text}</code><button type="button" @click=${() => copyText(text, name === "As a request" ? "the request" : "the command")}>${button}</button></dd>` : null))}</dl>`,
+});
+
+/** Not for submitting: they stand in forms, too. @param {Texts} texts */
 export const copyButtons = ({ cli, curl }) => html`${cli ? html`<button type="button" class="quiet" @click=${() => copyText(cli, "the command")}>copy as CLI</button>` : null}${curl ? html`<button type="button" class="quiet" @click=${() => copyText(curl, "the request")}>copy as curl</button>` : null}`;

@@ -1,7 +1,7 @@
 // @ts-check
 /** The tail: entries of all sessions as they are written, newest first. */
 import { Failure, apiUrl, get } from "./api.js";
-import { cli, copyButtons, copyText, curl } from "./copy.js";
+import { cli, copyHere, copyText, curl } from "./copy.js";
 import { eventRows, merged } from "./event_rows.js";
 import { count, many } from "./format.js";
 import { place, replace, withQuery } from "./places.js";
@@ -133,7 +133,7 @@ export function eventsScreen() {
     const most = Math.max(1, ...values);
     const rate = values.slice(-5).reduce((sum, n) => sum + n, 0) / 5;
     return html`<div class="headline"><h1>Events</h1><span class="soft">all sessions, as they are written</span><span class="push"></span>
-        ${copyButtons({ cli: cli(["tail", ...(eventFilters(text()).session_id ?? []).slice(0, 1)]), curl: curl(apiUrl("/events", wanted())) })}
+        ${copyHere({ cli: cli(["tail", ...(eventFilters(text()).session_id ?? []).slice(0, 1)]), curl: curl(apiUrl("/events", wanted())) })}
         <button aria-pressed=${String(paused.value)} @click=${pause}>${paused.value ? "Go on" : "Pause"}<kbd aria-hidden="true">space</kbd></button></div>
       <div class="event-tools"><div class="search"><input type="search" aria-label="Filter events" placeholder="kind: agent: session: name:" .value=${draft.value} @input=${typed}></div>
         <span class="segments">${Object.keys(GROUPS).map((name) => html`<button aria-pressed=${String(name === group())} @click=${() => { shown.value = []; replace(withQuery({ kind: name === "all" ? null : name })); }}>${name}</button>`)}</span></div>

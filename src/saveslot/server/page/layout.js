@@ -31,6 +31,8 @@ const RULER_GAP = 84;
 // Pixels of a gap that its length fits in.
 const LEAST_LABEL = 44;
 export const PLAYHEAD_GAP = 44;
+// And between two marks of damaged entries with a word.
+const DAMAGED = 76;
 
 /** @typedef {{x: number, text: string}} Label */
 /**
@@ -43,7 +45,7 @@ export const PLAYHEAD_GAP = 44;
  * @property {{x: number, width: number, color: number, label: string, end: import("./entries.js").Clip["end"]}[]} clips
  * @property {{x: number, width: number}[]} hatched
  * @property {{x: number, width: number}[]} dotted without an owner
- * @property {{x: number, shape: string, height: number, faint: boolean, pinned: boolean, thinned: boolean, damaged: boolean, index: number}[]} notches
+ * @property {{x: number, shape: string, height: number, faint: boolean, pinned: boolean, thinned: boolean, damaged: string, index: number}[]} notches `damaged`: what is written there, a word if there is room
  * @property {{x: number, word: "died" | "orphaned" | "paused" | "silent", length: number, narrow?: boolean}[]} gaps `narrow`: there is no room for the length
  * @property {(Label & {index: number, y: number, faint: boolean})[]} names
  * @property {{x: number, from: number, status: string, label: string, index: number}[]} effects
@@ -161,6 +163,14 @@ export function layout(story, { width, even = false, touch = false, now = 0, sta
     marks.arcs.push({ x: xs[from], to: xs[to], level, label: `↩ rolled back to ${count(entries[to].seq)} ${entries[to].name}` });
   }
 
+  let worded = -Infinity;
+  /** @param {number} i */
+  function damageMark(i) {
+    if (!entries[i].damaged) return "";
+    if (xs[i] - worded < DAMAGED) return "!";
+    worded = xs[i];
+    return "! damaged";
+  }
   entries.forEach((entry, i) => {
     const faint = behind.has(entry.seq);
     const shape = CHECKPOINTS.has(entry.kind) ? entry.kind : ["created", "completed", "failed", "paused", "resumed", "recovered", "cancelled", "tombstone"].includes(entry.kind) ? entry.kind : "";
@@ -172,7 +182,7 @@ export function layout(story, { width, even = false, touch = false, now = 0, sta
         faint,
         pinned: Boolean(entry.pinned),
         thinned: Boolean(entry.thinned),
-        damaged: Boolean(entry.damaged),
+        damaged: damageMark(i),
         index: i,
       });
     }

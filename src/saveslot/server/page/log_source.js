@@ -90,6 +90,10 @@ export function logSource(id) {
       const last = known[known.length - 1]?.seq ?? 0;
       if (last < total.peek()) entries.value = joined(known, await page({ after: last }));
     }),
+    /** Its state turned out to be damaged as it was read. @param {number} seq @param {string} reason */
+    damage(seq, reason) {
+      if (entries.peek().some((entry) => entry.seq === seq && !entry.damaged)) entries.value = entries.peek().map((entry) => (entry.seq === seq ? { ...entry, damaged: reason } : entry));
+    },
     earlier: () => queued(async () => {
       const known = entries.peek();
       if (known.length && known[0].seq > 1) entries.value = [...(await page({ before: known[0].seq })), ...known];

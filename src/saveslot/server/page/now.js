@@ -4,7 +4,7 @@ import { apiUrl, get, sessionPath } from "./api.js";
 import * as actions from "./actions.js";
 import { actionButton } from "./button.js";
 import { now } from "./clock.js";
-import { cli, copyButtons, curl } from "./copy.js";
+import { cli, copyHere, curl } from "./copy.js";
 import { emptyView } from "./empty.js";
 import { spark } from "./charts.js";
 import { eventRows, merged } from "./event_rows.js";
@@ -185,13 +185,15 @@ export function nowScreen() {
       <td class="n-action">${state === "failed" ? actionButton("Recover…", "", why, () => act(id, state)) : html`<a class="button" href=${sessionUrl(id)}>${open ? "Decide…" : "Look"}</a>`}</td></tr>`;
   }
 
+  const copies = () => copyHere({ cli: cli(["ls", "--state", "failed"]), curl: curl(apiUrl("/failures", { since: HOUR })) });
+
   function needsPanel() {
     const rows = grouped(wanting.value);
-    if (!rows.length) return html`<section class="panel pad all-well"><b>Needs you</b> <span class="soft">nothing: none is orphaned, late, or failed in the last hour</span></section>`;
+    if (!rows.length) return html`<section class="panel pad all-well"><b>Needs you</b> <span class="soft">nothing: none is orphaned, late, or failed in the last hour</span><span class="push"></span>${copies()}</section>`;
     const by = (/** @type {string} */ word) => wanting.value.filter(({ state }) => state === word).length;
     const parts = [by("orphaned") && `${by("orphaned")} orphaned`, failed.value && `${count(failed.value)} failed in the last hour`, by("late") && `${by("late")} late`].filter(Boolean);
     return html`<section class="panel" aria-label="Needs you" @pointerenter=${() => (pointerInside = true)} @pointerleave=${() => (pointerInside = false)}><header class="panel-head"><h2>Needs you</h2><span class="soft">${parts.join(", ")}</span><span class="push"></span>
-      ${copyButtons({ cli: cli(["ls", "--state", "failed"]), curl: curl(apiUrl("/failures", { since: HOUR })) })}<a class="quiet-link" href="/sessions?state=failed">all ${count(facets.value.by_state.failed)} failed</a></header>
+      ${copies()}<a class="quiet-link" href="/sessions?state=failed">all ${count(facets.value.by_state.failed)} failed</a></header>
       <table class="needs-table"><thead><tr><th class="n-state">State</th><th class="n-id">Session and reason</th><th class="n-tape">Its tape</th><th class="n-owner">Last owner</th><th class="n-since">Since</th><th class="n-outlook">Can it go on?</th><th class="n-action"><span class="hidden">Action</span></th></tr></thead>
       <tbody>${each(rows.slice(0, NEEDS), ({ need }) => need.id, needRow)}</tbody></table></section>`;
   }

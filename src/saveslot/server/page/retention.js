@@ -1,7 +1,7 @@
 // @ts-check
 /** What thinning and gc would remove: always a dry run first, and applied only with the number that it showed. */
 import { apiUrl, freshKey, get, missing, send, sessionPath } from "./api.js";
-import { cli, copyButtons, curl } from "./copy.js";
+import { cli, copyButtons, copyHere, curl } from "./copy.js";
 import { ask } from "./dialog.js";
 import { story } from "./entries.js";
 import { clock, count, many, plain, size, span } from "./format.js";
@@ -29,6 +29,11 @@ export function keeps({ keep_first: first = 1, keep_last: last, keep_latest_per_
   const limits = [most === undefined ? "" : `at most ${count(most)}`, age === undefined ? "" : `none older than ${span(age)}`, bytes === undefined ? "" : `at most ${size(bytes)}`].filter(Boolean);
   return [chosen, ...limits].filter(Boolean).join("; ") || "all";
 }
+
+// The rule that the command line has for sessions without one of their own; a server may have others.
+const COMMANDS = JSON.stringify({ "*": { keep_last: 20, compress_after: 50, max_checkpoints: 100, after_end: 30 * DAY } });
+/** Whether `saveslot thin` goes by these rules, too. Pure. @param {Record<string, Rule>} rules */
+export const knownRules = (rules) => JSON.stringify(rules) === COMMANDS;
 
 /** When a rule counts. Pure. @param {Rule} rule */
 export const when = (rule) => (keeps(rule) === "all" ? "–" : rule.after_end === undefined ? "always" : `${rule.after_end % DAY ? span(rule.after_end) : many(rule.after_end / DAY, "day")} after the end`);
@@ -76,7 +81,7 @@ export function retention(changed) {
   const applyThin = (shown) => ask({
     title: `Thin ${many(shown.sessions, "session")}?`,
     body: () => html`<p class="lead">Drops ${many(shown.checkpoints, "checkpoint")}: their entries stay, their data goes, ${size(shown.bytes)} in all, and there is no undo. A keeper frees the bytes ten minutes later. What a worker holds is left as it is; if it is another number of sessions by then, nothing is done.</p>`,
-    copy: () => copyButtons({ curl: curl(apiUrl("/thin"), { method: "POST", body: { dry_run: false, count: shown.sessions } }) }),
+    copy: () => copyButtons({ ...(knownRules(shown.rules) && { cli: cli(["thin", "--all", "--apply"]) }), curl: curl(apiUrl("/thin"), { method: "POST", body: { dry_run: false, count: shown.sessions } }) }),
     verb: `Thin ${many(shown.sessions, "session")}`,
     danger: true,
     typed: String(shown.sessions),
@@ -97,7 +102,7 @@ export function retention(changed) {
     const saved = entries.filter(({ kind }) => kind === "checkpoint" || kind === "rollback").length;
     return html`<p>For example <a href=${sessionUrl(id)}>${plain(id)}</a>: <b>${count(drop.size)} of ${many(saved, "checkpoint")}</b> would go; pinned ones and the newest stay.</p>
       ${exampleTape(marks(entries, drop))}<ul class="marks"><li><i class="k-notch"></i>stays</li><li><i class="k-notch thinned"></i>would go</li></ul>
-      <p class="soft">This one alone: <code>${cli(["thin", id])}</code></p>`;
+      <p class="soft">This one alone: <code>${cli(["thin", id])}</code></p>${knownRules(thin.value.rules) ? html`<p class="soft thin-all">All of them: <code>${cli(["thin", "--all"])}</code> ${copyButtons({ cli: cli(["thin", "--all"]), curl: curl(apiUrl("/thin")) })}</p>` : null}`;
   }
 
   /** @param {string} name @param {unknown} what @param {[unknown, unknown, unknown]} cells @param {unknown} [action] */
@@ -124,7 +129,7 @@ export function retention(changed) {
     const why = missing("admin");
     const asOf = thin.value?.as_of;
     return html`<section class="panel" aria-label="What would go"><header class="panel-head"><h2>What would go</h2><span class="soft">a dry run${asOf ? ` of ${clock(Date.parse(asOf) / 1000)}` : ""}; nothing is changed</span><span class="push"></span>
-        ${copyButtons({ cli: cli(["gc", "--older-than", `${days.value}d`]), curl: curl(apiUrl("/thin")) })}<button @click=${run}>Run again</button></header>
+        ${copyHere({ cli: cli(["gc", "--older-than", `${days.value}d`]), curl: curl(apiUrl("/gc"), { method: "POST", body: { ...gcBody(), dry_run: true } }) })}<button @click=${run}>Run again</button></header>
       ${why ? html`<p class="pad soft">To apply it: ${why}.</p>` : null}${trouble.value ? html`<p class="pad trouble">${trouble.value}</p>` : null}
       <div class="halves going-halves"><div>${table(why)}</div><div class="pad">${exampleView()}</div></div></section>
       ${thin.value ? rulesView(thin.value.rules) : null}`;

@@ -81,7 +81,7 @@ export function sessionScreen(id) {
     : { cli: cli(["show", `${id}@${here()}`]), curl: curl(apiUrl(`${source.path}/checkpoints/${here()}`)) });
 
   const drawTape = tapePanel(source, head);
-  const pane = statePane({ id, ...head, storyHere: source.storyOf, tab, setTab, compareUrl });
+  const pane = statePane({ id, ...head, storyHere: source.storyOf, ondamage: source.log.damage, tab, setTab, compareUrl });
 
   const shortcuts = () => (entries().length && session.value ? [
     { keys: ["[", "ArrowLeft"], text: "entry before", run: () => head.step(-1) },
@@ -142,7 +142,7 @@ function verbsOf(source, { entries, target }, changed) {
     const at = target();
     if (at) act(at);
   };
-  const rollbackWhy = () => (target()?.seq === entries()[entries().length - 1]?.data_seq ? "the session is at this state" : !target() ? "no data here" : target()?.thinned ? "thinned: its data is gone" : actions.why(subject(), "rollback"));
+  const rollbackWhy = () => (target()?.seq === entries()[entries().length - 1]?.data_seq ? "the session is at this state" : !target() ? "no data here" : target()?.thinned ? "thinned: its data is gone" : target()?.damaged ? "damaged: its data cannot be read" : actions.why(subject(), "rollback"));
   return {
     subject,
     target,

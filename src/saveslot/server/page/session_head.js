@@ -4,7 +4,7 @@ import * as actions from "./actions.js";
 import { missing } from "./api.js";
 import { actionButton } from "./button.js";
 import { now } from "./clock.js";
-import { copyButtons } from "./copy.js";
+import { copyHere } from "./copy.js";
 import { CHECKPOINTS } from "./entries.js";
 import { clock, many, plain, span } from "./format.js";
 import { icon, stateWord } from "./icons.js";
@@ -24,7 +24,7 @@ export function headline(source, verbs, copies) {
       <h1>${plain(source.id)}</h1>${stateWord(source.orphaned() ? "orphaned" : state, true)}
       <span class="soft">${plain(agent)}${user ? ` · ${plain(user)}` : ""}</span>
       ${Object.entries(labels ?? {}).map(([name, value]) => html`<span class="label">${plain(`${name}=${value}`)}</span>`)}
-      <span class="push"></span>${copyButtons(copies)}
+      <span class="push"></span>${copyHere(copies)}
       ${actionButton("Fork here", "f", actions.why(subject, "fork"), verbs.fork)}
       ${actionButton("Roll back here", "r", verbs.rollbackWhy(), verbs.rollback)}
       ${open ? actionButton(`Decide on ${plain(open.name)}…`, "", missing("write") || (connected.value ? "" : "no connection to the server"), () => actions.decide(subject, open), "main") : null}

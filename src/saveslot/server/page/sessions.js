@@ -3,7 +3,7 @@
 import { apiUrl, get } from "./api.js";
 import { now } from "./clock.js";
 import { bulkBar } from "./bulk.js";
-import { cli, copyButtons, copyText, curl } from "./copy.js";
+import { cli, copyHere, copyText, curl } from "./copy.js";
 import { ask } from "./dialog.js";
 import { facetsView, histogram } from "./facets.js";
 import { count, many, plain, short, size } from "./format.js";
@@ -290,7 +290,7 @@ export function sessionsScreen() {
   function view() {
     const total = facets.value?.sessions;
     return html`<h1 class="hidden">Sessions</h1><div class="views">${savedViews(current(), (saved) => narrow(Object.fromEntries([...Object.values(TOKENS), "text"].map((name) => [name, saved[name] ?? null]))))}
-        <span class="push"></span><button class="filters-button" @click=${showFacets}>Filters${filtered() ? html` <span class="number">${filtered()}</span>` : null}</button>${copyButtons({ cli: commandHere(), curl: curl(apiUrl("/sessions", { ...toApi(current()), sort: sort() })) })}</div>
+        <span class="push"></span><button class="filters-button" @click=${showFacets}>Filters${filtered() ? html` <span class="number">${filtered()}</span>` : null}</button>${copyHere({ cli: commandHere(), curl: curl(apiUrl("/sessions", { ...toApi(current()), sort: sort() })) })}</div>
       <div class="list-columns"><aside class="facets" aria-label="Filters">${facets.value ? facetsNow(facets.value, current(), toggle) : null}</aside>
       <div><div class="search"><input type="search" aria-label="Search sessions" placeholder="id, user, text, or state: agent: user: label: before: after:" .value=${text.value} @input=${typed}><kbd aria-hidden="true">/</kbd></div>
       <section class="panel list"><div class="list-head"><b aria-live="polite">${total === undefined ? "" : many(total, "session")}</b>

@@ -2,7 +2,7 @@
 /** Tokens of the server, and what this browser keeps. */
 import { apiUrl, freshKey, get, me, missing, send, signedOut } from "./api.js";
 import { now } from "./clock.js";
-import { cli, copyButtons, copyText, curl } from "./copy.js";
+import { cli, copyButtons, copyHere, copyText, curl } from "./copy.js";
 import { ask } from "./dialog.js";
 import { count, plain, short, size, span } from "./format.js";
 import { singleKeys } from "./keys.js";
@@ -119,7 +119,7 @@ export function settingsScreen() {
         ${choice("Theme", [["light", "light"], ["dark", "dark"], ["", "system"]], localStorage.getItem("saveslot.theme") ?? "", (value) => keep("saveslot.theme", value, () => (document.documentElement.dataset.theme = value)))}
         ${choice("Times", [["", "UTC"], ["local", "local"]], localStorage.getItem("saveslot.times") ?? "", (value) => keep("saveslot.times", value))}
         ${choice("Single keys", [["", "on"], ["off", "off"]], singleKeys() ? "" : "off", (value) => keep("saveslot.keys", value))}</dl></section>
-      <section class="panel" aria-label="This server"><header class="panel-head"><h2>This server</h2><span class="push"></span>${copyButtons({ cli: cli(["doctor"]), curl: curl(apiUrl("/me")) })}</header><dl class="facts">
+      <section class="panel" aria-label="This server"><header class="panel-head"><h2>This server</h2><span class="push"></span>${copyHere({ cli: cli(["doctor"]), curl: curl(apiUrl("/me")) })}</header><dl class="facts">
         <div><dt>You are</dt><dd>${mine?.name ? plain(mine.name) : "a person at this machine"}</dd></div><div><dt>Scope</dt><dd>${mine?.scope}</dd></div><div><dt>Namespaces</dt><dd>${mine?.namespaces ? plain(mine.namespaces.join(", ")) : "all"}</dd></div>
         ${mine ? serverFacts(mine).map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`) : null}
         ${mine?.name ? html`<div><dt></dt><dd><button @click=${signOut}>Sign out</button></dd></div>` : null}</dl></section></div></div>`;

@@ -13,10 +13,10 @@ import { tree, treeRows } from "./tree.js";
 import { folded } from "./values.js";
 import { effect, html, memo, signal } from "./view.js";
 
-/** @typedef {{seq: number, dataSeq: number, base: number, data: any, operations: import("./operations.js").Operation[], trouble: string, large: boolean, rests: ReadonlyMap<string, number>}} Shown `rests`: children of a container that were not read yet */
+/** @typedef {{seq: number, dataSeq: number, base: number, data: any, operations: import("./operations.js").Operation[], trouble: string, again: boolean, large: boolean, rests: ReadonlyMap<string, number>}} Shown `again`: it may be there the next time; `rests`: children of a container that were not read yet */
 
 /** @typedef {import("./entries.js").Header} Header */
-/** @typedef {{id: string, entries: () => readonly Header[], entryAt: (seq: number) => Header | null, index: () => number, current: () => Header, target: () => Header | null, led: () => boolean, baseOf: (entry: Header) => number, storyHere: () => import("./entries.js").Story, seqA: () => number, setA: () => void, tab: () => string, setTab: (name: string) => void, compareUrl: () => string}} Place */
+/** @typedef {{id: string, entries: () => readonly Header[], entryAt: (seq: number) => Header | null, index: () => number, current: () => Header, target: () => Header | null, led: () => boolean, baseOf: (entry: Header) => number, storyHere: () => import("./entries.js").Story, seqA: () => number, setA: () => void, ondamage: (seq: number, reason: string) => void, tab: () => string, setTab: (name: string) => void, compareUrl: () => string}} Place */
 
 // Milliseconds that the playhead rests before a state is asked for; and from one to the next while it follows what comes.
 const REST = 40;
@@ -39,7 +39,7 @@ function troubleText(error) {
 }
 
 /** @param {Place} place */
-export function statePane({ id, entries, entryAt, index, current, target, led, baseOf, storyHere, seqA, setA, tab, setTab, compareUrl }) {
+export function statePane({ id, entries, entryAt, index, current, target, led, baseOf, storyHere, seqA, setA, ondamage, tab, setTab, compareUrl }) {
   const states = stateSource(id);
   const fold = signal(true);
   const toggled = signal(/** @type {ReadonlySet<string>} */ (new Set()));
@@ -65,7 +65,7 @@ export function statePane({ id, entries, entryAt, index, current, target, led, b
     const base = baseOf(entry);
     const dataSeq = entry.data_seq ?? 0;
     const was = shown.peek();
-    if (was && was.dataSeq === dataSeq && was.base === base && !was.trouble) {
+    if (was && was.dataSeq === dataSeq && was.base === base && !was.again) {
       if (was.seq !== entry.seq) shown.value = { ...was, seq: entry.seq };
       return;
     }
@@ -73,7 +73,7 @@ export function statePane({ id, entries, entryAt, index, current, target, led, b
     setTimeout(async () => {
       if (mine !== asked) return;
       loadedAt = performance.now();
-      const value = { seq: entry.seq, dataSeq, base, data: /** @type {any} */ ({}), operations: /** @type {any[]} */ ([]), trouble: "", large: (entryAt(dataSeq)?.state_bytes ?? 0) >= LARGE, rests: new Map() };
+      const value = { seq: entry.seq, dataSeq, base, data: /** @type {any} */ ({}), operations: /** @type {any[]} */ ([]), trouble: "", again: false, large: (entryAt(dataSeq)?.state_bytes ?? 0) >= LARGE, rests: new Map() };
       try {
         if (entryAt(dataSeq)?.thinned) value.data = null;
         else if (value.large) Object.assign(value, parted({}, new Map(), "", await states.outline(dataSeq)));
@@ -84,6 +84,8 @@ export function statePane({ id, entries, entryAt, index, current, target, led, b
       } catch (error) {
         if (!(error instanceof Failure)) throw error;
         value.trouble = troubleText(error);
+        value.again = error.unsure && error.code !== "corrupt";
+        if (error.code === "corrupt") ondamage(dataSeq, error.body.reason ?? error.message);
       }
       if (mine === asked) shown.value = value;
     }, Math.max(REST, led() ? loadedAt + PACE - performance.now() : 0));

@@ -2,7 +2,7 @@
 /** Where the bytes are. */
 import { apiUrl, get } from "./api.js";
 import { bars, withTable } from "./charts.js";
-import { cli, copyButtons, copyText, curl } from "./copy.js";
+import { cli, copyHere, copyText, curl } from "./copy.js";
 import { count, many, milliseconds, plain, size } from "./format.js";
 import { shape } from "./icons.js";
 import { retention } from "./retention.js";
@@ -59,7 +59,7 @@ export function storageScreen() {
 
   function view() {
     const s = storage.value;
-    return html`<div class="headline"><h1>Storage and retention</h1><span class="push"></span>${copyButtons({ cli: cli(["stats"]), curl: curl(apiUrl("/storage")) })}<button @click=${load}>Read again<kbd aria-hidden="true">r</kbd></button></div>
+    return html`<div class="headline"><h1>Storage and retention</h1><span class="push"></span>${copyHere({ cli: cli(["stats"]), curl: curl(apiUrl("/storage")) })}<button @click=${load}>Read again<kbd aria-hidden="true">r</kbd></button></div>
       ${trouble.value ? html`<p class="trouble">${trouble.value}</p>` : null}
       ${s ? html`${figures(s)}<div class="halves">${sorts(s)}${written(s)}</div>${purging()}${tiers(s)}` : html`<div class="panel loading"></div>`}`;
   }

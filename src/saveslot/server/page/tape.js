@@ -44,7 +44,7 @@ function drawNotch({ x, shape, height, faint, pinned, thinned, damaged, index },
               : svg`<circle class="disc" cx=${x} cy=${MIDDLE} r="9"/>${shapeAt(shape === "cancelled" || shape === "tombstone" ? "failed" : shape, x, MIDDLE)}`;
   return svg`<g>${body}
     ${pinned ? svg`<path class="pin" d=${`M${x - 3.5} ${CLIP - 3}h7v9l-3.5 -3l-3.5 3z`}/>` : null}
-    ${damaged ? svg`<text class="damage" x=${x} y=${CLIP - 4}>!</text>` : null}</g>`;
+    ${damaged ? svg`<text class="damage halo" x=${x} y=${CLIP - 4}>${damaged}</text>` : null}</g>`;
 }
 
 /** @param {Marks["gaps"][number]} gap */
@@ -126,7 +126,7 @@ export function valueText({ entries }, index) {
   const entry = entries[index];
   const { added = 0, removed = 0, changed = 0 } = entry.changed_counts ?? {};
   const counts = [added && `${added} added`, removed && `${removed} removed`, changed && `${changed} changed`].filter(Boolean);
-  return [`entry ${entry.seq}`, `${kindText(entry.kind)} ${plain(entry.name)}`, entry.owner ? `held by ${plain(entry.owner)}` : "", ...counts].filter(Boolean).join(", ");
+  return [`entry ${entry.seq}`, `${kindText(entry.kind)} ${plain(entry.name)}`, entry.owner ? `held by ${plain(entry.owner)}` : "", entry.damaged ? "damaged" : "", ...counts].filter(Boolean).join(", ");
 }
 
 /** The nearest entry to an x. @param {number[]} xs @param {number} x */
@@ -149,7 +149,7 @@ function card(marks, { entries }) {
   const x = Math.min(Math.max(marks.xs[hover.value], 130), marks.width - 130);
   return html`<div class="hover-card" .style=${{ left: `${x}px`, top: `${CLIP_END + 8}px` }}>
     <b>${count(entry.seq)} ${plain(title(entry))}</b> <span class="soft">${kindText(entry.kind)} · ${clock(Date.parse(entry.at) / 1000)} · ${size(entry.bytes)}</span>
-    ${entry.changed?.length ? html`<div class="mono">${plain(entry.changed.join(", ")).slice(0, 160)}</div>` : null}</div>`;
+    ${entry.changed?.length ? html`<div class="mono">${plain(entry.changed.join(", ")).slice(0, 160)}</div>` : null}${entry.damaged ? html`<div class="s-failed">damaged: ${plain(entry.damaged)}</div>` : null}</div>`;
 }
 
 /**
