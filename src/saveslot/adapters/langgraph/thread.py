@@ -41,13 +41,14 @@ from saveslot.values.lifecycle import SessionState
 from saveslot.values.log import Head
 from saveslot.values.versions import Version, as_version, version
 
+K = TypeVar("K")
 R = TypeVar("R")
 
 # Threads that are known, and bytes of what stays of them in memory. Those used longest ago are forgotten first.
 MAX_THREADS, MAX_BYTES = 4096, 64 << 20
 # Bytes of an entry in a thread's index.
 INDEXED = 300
-# Checkpoints of a thread that callers chose last.
+# Checkpoints of a thread that callers chose last, and namespaces that they found empty.
 MAX_CHOSEN = 256
 # Parts of a checkpoint that the state keeps under keys of their own.
 _APART = frozenset({"id", "channel_values", "channel_versions", "versions_seen"})
@@ -138,7 +139,7 @@ class Thread:
         self._loaded = self._active = False
         self._index: Index | None = None
         # Namespaces that a run found empty, and checkpoints that a caller chose by id: a run may start from either.
-        self._blank: set[str] = set()
+        self._blank: OrderedDict[str, None] = OrderedDict()
         self._chosen: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     # Reading
@@ -187,16 +188,13 @@ class Thread:
     async def checkpoint(self, ns: str, checkpoint_id: str | None) -> Part | None:
         """Return a checkpoint, or the newest one of the namespace, for a run or a person to continue from."""
         if checkpoint_id is not None:
-            self._chosen[ns, checkpoint_id] = None
-            self._chosen.move_to_end((ns, checkpoint_id))
-            if len(self._chosen) > MAX_CHOSEN:
-                self._chosen.popitem(last=False)
+            _remember(self._chosen, (ns, checkpoint_id))
             return await self.stored(ns, checkpoint_id)
         part = self._live(ns)
         if part is None and (newest := (await self.index()).newest(ns)) is not None:
             part = await self.stored(ns, newest)
         if part is None:
-            self._blank.add(ns)
+            _remember(self._blank, ns)
         return part
 
     async def stored(self, ns: str, checkpoint_id: str) -> Part | None:
@@ -239,7 +237,8 @@ class Thread:
             base = {} if part is None else part.state
         note = note_of(new.ns, new.checkpoint["id"], new.metadata)
         await self._save(codec, name_of(new.metadata), lambda codec: self._change(codec, new, base), note)
-        self._blank = {ns for ns in self._blank if ns == new.ns or not within(ns, new.ns)}
+        for ns in [ns for ns in self._blank if ns != new.ns and within(ns, new.ns)]:
+            del self._blank[ns]
 
     async def _check_parent(self, new: New, live: str | None) -> None:
         """Raise `Conflict` if another run has moved the thread on since this one began."""
@@ -475,6 +474,13 @@ class Threads:
         self._threads.clear()
         self._bursts.clear()
         self._weight = 0
+
+
+def _remember(last: OrderedDict[K, None], one: K) -> None:
+    last[one] = None
+    last.move_to_end(one)
+    if len(last) > MAX_CHOSEN:
+        last.popitem(last=False)
 
 
 def _part(state: Data, ns: str, rows: list[list[Any]]) -> Part:
