@@ -71,6 +71,7 @@ class Serving:
     async def _stop(self) -> None:
         while self._servers:
             _, (server, manager) = self._servers.popitem()
+            await server.jobs.stop()
             await server.tokens.stop()
             await manager.close()
 

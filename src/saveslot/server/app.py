@@ -23,6 +23,7 @@ from saveslot.server.routes import Routes, table
 from saveslot.server.seen import Seen
 from saveslot.server.tokens import Tokens
 from saveslot.server.v1 import conditions
+from saveslot.server.v1.jobs import Jobs
 from saveslot.values.ids import stamping
 
 Message = MutableMapping[str, Any]
@@ -53,6 +54,7 @@ class Server:
         self.keys = Keys(manager.engine.metered)
         self.room = Room()
         self.seen = Seen()
+        self.jobs = Jobs(manager, tokens.registry)
         self.routes = Routes(table())
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -129,6 +131,7 @@ class Server:
             self.url,
             self.room,
             self.seen,
+            self.jobs,
             request_id,
         )
 

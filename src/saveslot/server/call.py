@@ -25,6 +25,7 @@ from saveslot.stores.wire.loops import running
 
 if TYPE_CHECKING:
     from saveslot.server.seen import Seen
+    from saveslot.server.v1.jobs import Jobs
 
 JSON = "application/json"
 # Containers around a state in an answer: a state may be nested as deep as any JSON that the codec writes.
@@ -45,6 +46,7 @@ class Call:
         url: str,
         room: Room,
         seen: Seen,
+        jobs: Jobs,
         request_id: str,
     ) -> None:
         self.route = route
@@ -64,6 +66,7 @@ class Call:
         self.url = url  # of the store that this server serves
         self.room = room
         self.seen = seen
+        self.jobs = jobs
         self.held = 0  # bytes of its body in memory
         self.entered = False  # counted in the room
         # Seconds that it may take, its body aside.

@@ -142,11 +142,15 @@ async def serve(
                 )
             server = _traced_server() if options.traces else Server
             app = server(sessions, tokens, Rates(options.rate), located(options.url)["url"].value)
-            if position is None:
-                await _serve(options, app, listening, ready)
-            else:
-                async with _siblings(app, position):
-                    await _serve(options, app, listening, ready, position.parent)
+            app.jobs.start()
+            try:
+                if position is None:
+                    await _serve(options, app, listening, ready)
+                else:
+                    async with _siblings(app, position):
+                        await _serve(options, app, listening, ready, position.parent)
+            finally:
+                await app.jobs.stop()
         finally:
             await tokens.stop()
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import time
-from datetime import timedelta
-from http.client import HTTPConnection
 
-from saveslot.server.v1 import jobs
-from saveslot.stores.sqlite import SqliteStore
-from tests.server.conftest import Answer, serving as serving_process
+import pytest
+
+import saveslot
+from tests.server.conftest import serving as serving_process
 
 NS = {"saveslot_namespace": "bulk"}
 
@@ -70,49 +69,38 @@ def test_a_job_is_one_for_its_key(served):
     assert served.request("POST", "/v1/bulk", pause, **elsewhere, idempotency_key="k").json["of"] == 0
 
 
-def test_an_interrupted_job_goes_on(tmp_path, serving, monkeypatch):
-    """After kill -9 of its server a job says what to do; the same request carries it on, and nothing happens twice."""
-    store, ids = str(tmp_path / "agents.db"), [f"s{n}" for n in range(400)]
-    request = {"verb": "complete", "ids": ids}
-    with serving_process(store) as served:
-        for one in ids:
-            served.request("POST", "/v1/sessions", {"agent_type": "a", "session_id": one})
-        path = served.request("POST", "/v1/bulk", request, idempotency_key="k").headers["location"]
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.faults)])
+def test_a_job_goes_on_at_another_server(tmp_path, killed):
+    """When its server ends, or is killed, the other one finishes the job, and nothing happens twice."""
+    store, ids = str(tmp_path / "agents.db"), [f"s{n}" for n in range(1500)]
+    with serving_process(store) as served, serving_process(store) as other:
+        for start in range(0, len(ids), 50):
+            asyncio.run(create(store, ids[start : start + 50]))
+        path = served.request("POST", "/v1/bulk", {"verb": "complete", "ids": ids}).headers["location"]
         while served.request("GET", "/v1/count?state=completed").json["count"] == 0:
             pass
-        served.process.kill()
-        served.process.wait()
-    monkeypatch.setattr(jobs, "SILENT", timedelta(0))
-    url = serving.serve(lambda: SqliteStore.open(store))
+        if killed:
+            served.process.kill()
+        else:
+            served.process.terminate()
+        served.process.wait(60)
+        job = other.request("GET", path).json
+        assert job["state"] == "running"
+        assert job["done"] < len(ids)
+        ends = time.monotonic() + 120
+        while (job := other.request("GET", path).json)["state"] != "finished":
+            assert job["state"] == "running"
+            assert time.monotonic() < ends, job
+            time.sleep(0.1)
+        assert (job["done"], job["refused"], job["error"]) == (len(ids), [], None)
+        for one in ids[::50]:
+            kinds = [entry["kind"] for entry in other.request("GET", f"/v1/sessions/{one}/entries").json["items"]]
+            assert kinds == ["created", "completed"]
 
-    def ask(method: str, path: str, body=None, **headers: str) -> Answer:
-        host, _, name = url.removeprefix("http://").partition("/")
-        connection = HTTPConnection(host, timeout=60)
-        try:
-            names = {
-                "content-type": "application/json",
-                **{name.replace("_", "-"): text for name, text in headers.items()},
-            }
-            connection.request(method, f"/{name}{path}", None if body is None else json.dumps(body), names)
-            answer = connection.getresponse()
-            return Answer(answer.status, dict(answer.getheaders()), answer.read())
-        finally:
-            connection.close()
 
-    job = ask("GET", path).json
-    assert (job["state"], job["error"]["code"]) == ("interrupted", "unavailable")
-    assert job["done"] < 400
-    assert "Idempotency-Key" in job["error"]["message"]
-    assert ask("POST", "/v1/bulk", request, idempotency_key="k").json["job_id"] == job["job_id"]
-    ends = time.monotonic() + 60
-    while (job := ask("GET", path).json)["state"] != "finished":
-        assert time.monotonic() < ends
-        time.sleep(0.05)
-    assert (job["done"], job["refused"], job["error"]) == (400, [], None)
-    for one in ids:
-        kinds = [entry["kind"] for entry in ask("GET", f"/v1/sessions/{one}/entries").json["items"]]
-        assert kinds == ["created", "completed"]
-    serving.stop()
+async def create(store: str, ids: list[str]) -> None:
+    async with saveslot.open(store) as sessions:
+        await asyncio.gather(*(sessions.create_session("a", session_id=one) for one in ids))
 
 
 def test_old_jobs_are_purged(tmp_path):

@@ -1,46 +1,52 @@
 """`/v1/bulk` and `/v1/jobs/{id}`: one verb on many sessions, as a job that goes on when the request has ended.
 
-A job is a session of the server's own namespace: any server of the store says how far it is. The server that took it
-carries it out; if that one ends, the job is `interrupted`, and the same request with its Idempotency-Key carries it on:
-what was done to a session carries a key of the job, and is not done to it again.
+A job is a session of the server's own namespace, and the server that carries it out holds it. If that server ends, any
+server of the store takes the job over and goes on where it was: at once, or 20 s after a server was killed. What was
+done to a session carries a key of the job, and is not done to it again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from datetime import timedelta
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from saveslot.errors import Conflict, InvalidInput, NotFound, SaveslotError, Unavailable
 from saveslot.manager import SessionManager
-from saveslot.manager.lifecycle import repeated
-from saveslot.manager.writing import update_as
+from saveslot.manager.lifecycle import recover
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
 from saveslot.server.v1.conditions import KEY, key
 from saveslot.server.v1.sessions import Id, SessionFilter, merged
+from saveslot.session.held import Held
 from saveslot.session.model import AgentSession
 from saveslot.session.refusals import unknown
 from saveslot.session.requests import PATH, USED, request
-from saveslot.stores.wire.loops import running
+from saveslot.session.worker import jittered
+from saveslot.stores.wire.loops import running, stopped
 from saveslot.values.advice import reworded
-from saveslot.values.checks import Data, now
-from saveslot.values.ids import fresh_id
-from saveslot.values.lifecycle import COMPLETED
-from saveslot.values.log import ID, Query, moment
+from saveslot.values.checks import Data
+from saveslot.values.ids import fresh_id, stamping
+from saveslot.values.lifecycle import ACTIVE, COMPLETED, FAILED
+from saveslot.values.log import ID, Query
+
+log = logging.getLogger("saveslot.server")
 
 TAG = "Jobs"
-AGENT = "saveslot.job"
+AGENT = "saveslot.bulk"
 # Sessions of one job; ids in one request; sessions per search, and changed at the same time.
 MOST, IDS, PAGE, TOGETHER = 100_000, 10_000, 1000, 8
-# Sessions between two reports of a job; and without one for so long, it is interrupted.
-REPORT, SILENT = 64, timedelta(seconds=60)
+# The checkpoint that names the sessions; and sessions between two reports of a job.
+LIST, REPORT = "sessions", 64
+# Seconds between two looks for jobs of servers that have ended; how many are taken over at a time; and seconds that
+# those under way get to leave when this server ends.
+LOOK, LIMIT, LEAVING = 5.0, 4, 5.0
 # Jobs of a namespace that are kept; of older ones, those that are over are purged. They are not in the namespace
 # itself, so no quota counts them.
 KEPT = 100
@@ -50,8 +56,8 @@ NAMED = 1000
 ATTEMPTS = 5
 ACCEPTED = 202
 INTERRUPTED = (
-    "the server that carried this job out has ended; to carry it on, POST the same request with the same "
-    "Idempotency-Key: nothing is done twice. Without a key, see which sessions are left, and POST a request for those"
+    "several servers in turn ended while they carried this job out, so no other one does; POST the same request with "
+    "the same Idempotency-Key to go on, or see which sessions are left, and POST a request for those"
 )
 
 Verb = Callable[[str], Awaitable[Any]]
@@ -75,7 +81,7 @@ class Refusal(Struct):
 
 
 class Interruption(Struct):
-    """Why a job is not carried out any more, and what to do."""
+    """Why no server carries a job out any more, and what to do."""
 
     code: Literal["unavailable"]
     message: str
@@ -94,10 +100,6 @@ class Job(Struct):
     error: Annotated[Interruption | None, Meta(description="Of an interrupted job.")] = None
 
 
-# Jobs that this process carries out.
-_running: set[asyncio.Task[None]] = set()
-
-
 async def bulk(call: Call) -> Response:
     content: Bulk = call.content
     if (content.ids is None) == (content.filter is None):
@@ -110,10 +112,10 @@ async def bulk(call: Call) -> Response:
     if given is not None and not content.dry_run and (earlier := await _known(call, job_id)) is not None:
         if earlier.context.get("request") != call_id:
             raise InvalidInput(PATH, USED)
-        if _state(earlier) != "interrupted":
-            return await _answer(call, earlier, 202)
-    else:
-        earlier = None
+        if _state(earlier) == "interrupted":
+            earlier = await recover(call.tokens.registry, job_id)
+            call.jobs.begin(job_id)
+        return await _answer(call, earlier, 202)
     if content.ids is not None:
         ids = list(dict.fromkeys(content.ids))
     else:
@@ -122,23 +124,14 @@ async def bulk(call: Call) -> Response:
     if content.dry_run:
         return call.json(_shown(None, about, {}, "dry_run"), 200)
     jobs = call.tokens.registry
-    start: Data = {"done": 0, "refused": [], "count": 0}
-    about["request"] = call_id
+    about |= {"request": call_id, "reason": content.reason, "labels": content.labels, "stamp": call.caller.stamp.hex()}
+    start: Data = {"ids": ids, "done": 0, "count": 0, "refused": []}
+    await _forget(jobs, labels := {"namespace": call.namespace})
     try:
-        if earlier is None:
-            await _forget(jobs, labels := {"namespace": call.namespace})
-            await jobs.create_session(AGENT, context=about, session_id=job_id, data=start, labels=labels)
-        else:
-            earlier.context.update(about)
-            earlier.checkpoint("again", start)
-            await jobs.update_session(earlier)
+        await jobs.create_session(AGENT, context=about, session_id=job_id, data=start, name=LIST, labels=labels)
     except Conflict:  # the same request is being answered by another server, or was just now
         return await _answer(call, await _existing(jobs, job_id), 202)
-    job_key = None if given is None else job_id
-    verb = _verb(call.sessions, content, job_key, again=earlier is not None)
-    task = running().create_task(_carried_out(jobs, job_id, ids, verb))
-    _running.add(task)
-    task.add_done_callback(_running.discard)
+    call.jobs.begin(job_id)
     return call.json(_shown(job_id, about, {}, "running"), 202, {"location": f"/v1/jobs/{job_id}"})
 
 
@@ -161,14 +154,12 @@ async def _known(call: Call, job_id: str) -> AgentSession | None:
 
 
 def _state(session: AgentSession) -> Literal["running", "finished", "interrupted"]:
-    if session.state is COMPLETED:
-        return "finished"
-    return "interrupted" if now() - session.last_heartbeat > SILENT else "running"
+    return "finished" if session.state is COMPLETED else "interrupted" if session.state is FAILED else "running"
 
 
 async def _answer(call: Call, session: AgentSession, status: int = 200) -> Response:
     job_id = session.session_id
-    data = await call.tokens.registry.get_data(job_id)
+    data = await call.tokens.registry.get_data(job_id, keys=["done", "count", "refused"])
     shown = _shown(job_id, session.context, data, _state(session))
     return call.json(shown, status, {"location": f"/v1/jobs/{job_id}"} if status == ACCEPTED else {})
 
@@ -193,7 +184,7 @@ async def _forget(jobs: SessionManager, labels: dict[str, str]) -> None:
         return
     old = await vault.find(query, (rows[-1].created_at, rows[-1].key), KEPT)
     heads = [head for head in await vault.heads([row.key for row in old]) if head is not None]
-    over = [one for one in heads if one.row.state == COMPLETED or now() - moment(one.last.alive) > SILENT]
+    over = [one for one in heads if one.row.state in {COMPLETED, FAILED}]
     await vault.purge([one.row.key for one in over], [one.last.append_id for one in over])
 
 
@@ -210,37 +201,100 @@ async def _matching(sessions: SessionManager, wanted: SessionFilter | None) -> l
     return list(ids)
 
 
-async def _run(jobs: SessionManager, job_id: str, ids: list[str], verb: Verb) -> None:
-    count = 0
-    for start in range(0, len(ids), REPORT):
-        part, refused = ids[start : start + REPORT], list[Data]()
-        turns = asyncio.Semaphore(TOGETHER)
+class Jobs:
+    """The jobs that a server carries out: those that it was asked for, and those of servers that have ended."""
 
-        async def one(session_id: str, turns: asyncio.Semaphore = turns, refused: list[Data] = refused) -> None:
-            async with turns:
-                try:
-                    await verb(session_id)
-                except SaveslotError as exc:
-                    refused.append({"id": session_id, "code": exc.code, "message": reworded(str(exc), "request")})
+    def __init__(self, sessions: SessionManager, jobs: SessionManager) -> None:
+        self._sessions = sessions
+        self._jobs = jobs
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looking: asyncio.Task[None] | None = None
 
-        await asyncio.gather(*map(one, part))
-        room = max(0, NAMED - count)
-        count += len(refused)
-        put = {"done": start + len(part) - count, "count": count}
-        await jobs.checkpoint(job_id, "progress", put=put, append={"refused": refused[:room]})
-    await jobs.complete(job_id)
+    def start(self) -> None:
+        """Begin to look for jobs that no server carries out."""
+        self._looking = running().create_task(self._look())
+
+    async def stop(self) -> None:
+        """Leave the jobs to other servers."""
+        await stopped(self._looking)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=LEAVING)
+
+    def begin(self, job_id: str) -> None:
+        self._run(self._begun(job_id))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = running().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _begun(self, job_id: str) -> None:
+        try:
+            held = await self._jobs.take(job_id)
+        except SaveslotError as exc:  # another server was quicker, or one takes it up later
+            log.info("job %s was not begun here: %s", job_id, exc)
+        else:
+            await self._carry_out(held, again=False)
+
+    async def _look(self) -> None:
+        vault, jobs = self._jobs.engine.vault, self._jobs
+        active = Query(namespace=jobs.namespace, agent_type=AGENT, state=ACTIVE.value)
+        queries = (replace(active, orphan_for=0), replace(active, unowned=True))
+        while True:
+            try:
+                # A claim writes a row about this server, so it has to be worth it.
+                if any([await vault.find(query, None, 1) for query in queries]):
+                    for held in await jobs.claim(AGENT, LIMIT, released=True):
+                        self._run(self._carry_out(held, again=True))
+            except SaveslotError as exc:  # the store may be back at the next look
+                log.warning("no look at the jobs of other servers: %s", exc)
+            await asyncio.sleep(jittered(LOOK))
+
+    async def _carry_out(self, held: Held, *, again: bool) -> None:
+        """Carry a job out, `again` if another server may have begun it. If this raises, another server goes on."""
+        try:
+            async with held:
+                await self._work(held, again=again)
+        except SaveslotError as exc:
+            log.warning("job %s is left to the next server: %s", held.id, exc)
+
+    async def _work(self, held: Held, *, again: bool) -> None:
+        about, known = held.session.context, held.data
+        stamping.set(bytes.fromhex(about["stamp"]))
+        ids: list[str] = (await self._jobs.get_data(held.id, LIST, keys=["ids"]))["ids"]
+        content = Bulk(verb=about["verb"], reason=about["reason"], labels=about["labels"])
+        verb = _verb(self._sessions.of(about["namespace"]), content, held.id, again=again)
+        count: int = known["count"]
+        for start in range(known["done"] + count, len(ids), REPORT):
+            part, refused = ids[start : start + REPORT], list[Data]()
+            turns = asyncio.Semaphore(TOGETHER)
+
+            async def one(session_id: str, turns: asyncio.Semaphore = turns, refused: list[Data] = refused) -> None:
+                async with turns:
+                    try:
+                        await verb(session_id)
+                    except SaveslotError as exc:
+                        refused.append({"id": session_id, "code": exc.code, "message": reworded(str(exc), "request")})
+
+            await asyncio.gather(*map(one, part))
+            room = max(0, NAMED - count)
+            count += len(refused)
+            await held.checkpoint(
+                "progress",
+                drop=["ids"] if "ids" in held.data else None,
+                put={"done": start + len(part) - count, "count": count},
+                append={"refused": refused[:room]},
+            )
+        await held.complete()
 
 
-async def _carried_out(jobs: SessionManager, job_id: str, ids: list[str], verb: Verb) -> None:
-    with suppress(Conflict):  # this server was silent for so long that another one carries the job on
-        await _run(jobs, job_id, ids, verb)
-
-
-def _verb(sessions: SessionManager, content: Bulk, job_key: str | None, *, again: bool) -> Verb:
+def _verb(sessions: SessionManager, content: Bulk, job_id: str, *, again: bool) -> Verb:
     async def changed(session_id: str) -> None:
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                await _once(sessions, content, session_id, job_key, again=again)
+                await _once(sessions, content, session_id, job_id, again=again)
                 return
             except Conflict:
                 if attempt == ATTEMPTS:
@@ -250,28 +304,24 @@ def _verb(sessions: SessionManager, content: Bulk, job_key: str | None, *, again
     return changed
 
 
-async def _once(sessions: SessionManager, content: Bulk, session_id: str, job_key: str | None, *, again: bool) -> None:
-    """Do it to one session. With the key of a job, once in all of its attempts."""
+async def _once(sessions: SessionManager, content: Bulk, session_id: str, job_id: str, *, again: bool) -> None:
+    """Do it to one session, once in all attempts of the job."""
     match content.verb:
         case "pause":
-            await sessions.pause(session_id, idempotency_key=job_key)
+            await sessions.pause(session_id, idempotency_key=job_id)
         case "resume":
-            await sessions.resume(session_id, idempotency_key=job_key)
+            await sessions.resume(session_id, idempotency_key=job_id)
         case "complete":
-            await sessions.complete(session_id, idempotency_key=job_key)
+            await sessions.complete(session_id, idempotency_key=job_id)
         case "fail":
-            await sessions.fail(session_id, content.reason, idempotency_key=job_key)
+            await sessions.fail(session_id, content.reason, idempotency_key=job_id)
         case "cancel":
-            await sessions.cancel(session_id, content.reason, idempotency_key=job_key)
+            await sessions.cancel(session_id, content.reason, idempotency_key=job_id)
         case "delete":
             if not await sessions.delete_session(session_id) and not again:
                 raise unknown(session_id, sessions.namespace)
         case "recover":
-            call_id = request(job_key, "recover", {})
-            if not await repeated(sessions, session_id, call_id):
-                session = await _existing(sessions, session_id)
-                session.recover()
-                await update_as(sessions, session, call_id)
+            await recover(sessions, session_id, idempotency_key=job_id)
         case "label":
             session = await _existing(sessions, session_id)
             session.labels = merged(session.labels, content.labels or {})
@@ -299,7 +349,7 @@ ROUTES = [
         headers=(KEY,),
         tag=TAG,
         description="A dry run answers at once with the number of sessions. The same request with the same "
-        "Idempotency-Key gets the same job, and carries it on if it was interrupted.",
+        "Idempotency-Key gets the same job. If a server ends, another one of the store goes on with its jobs.",
     ),
     Route(
         "GET",
