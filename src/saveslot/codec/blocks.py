@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from itertools import accumulate
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
-from saveslot.codec.frame import CHECKSUM, MAX_RAW, VERSION_2, Frame, compressed, decompressed, pack, unpack
-from saveslot.codec.patch import Change, Copy, Patch, Texts, size_of_part
+from saveslot.codec.frame import CHECKSUM, MAX_RAW, VERSION_2, Frame, decompressed, unpack
+from saveslot.codec.patch import Patch
 from saveslot.errors import Corrupt
 
 # Bytes. A keyframe or long patch up to this size has no blocks, and the next long patch replaces it.
@@ -27,8 +27,6 @@ BLOCK = 128 * 1024
 MAX_TABLE, APART = 64, 16
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_RAW)]
-
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class Spot(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -61,56 +59,6 @@ class Head(Patch, array_like=True, forbid_unknown_fields=True):
 
 _decode_head = msgspec.msgpack.Decoder(Head).decode
 _decode_patch = msgspec.msgpack.Decoder(Patch).decode
-
-
-def packed(
-    changes: list[Change],
-    keys: tuple[list[str], list[str]],
-    texts: Texts,
-    table: Callable[[], list[Spot]],
-    *,
-    patch: bool,
-    tagged: bool,
-) -> tuple[bytes, int]:
-    """Return a frame and its uncompressed bytes. The changes give the literals of the new texts by length."""
-    removed, order = keys
-    literal = sum([part for change in changes for part in change.parts if type(part) is int])
-    if literal <= SMALL:
-        body = patch_body([Change(c.key, c.front, c.back, _inline(c, texts[c.key])) for c in changes], removed, order)
-        if len(body) <= SMALL or not literal:
-            return pack(body, patch=patch, tagged=tagged), len(body)
-    views: list[Any] = [
-        part for c in changes for part in _inline(c, memoryview(texts[c.key])) if not isinstance(part, Copy)
-    ]
-    whole = memoryview(b"".join(views))
-    views.clear()  # or the texts could not grow
-    blocks = [compressed(whole[at : at + BLOCK]) for at in range(0, len(whole), BLOCK)]
-    digests = b"".join([sha256(block).digest()[:CHECKSUM] for block in blocks])
-    said = [
-        [c.key, c.front, c.back, c.parts, c.marks] if c.marks else [c.key, c.front, c.back, c.parts] for c in changes
-    ]
-    head = _encode([said, removed, order, list(map(len, blocks)), digests, table()])
-    return pack(head, patch=patch, tagged=tagged, blocks=blocks), len(head) + len(whole)
-
-
-def _inline(change: Change, text: Any) -> list[Any]:
-    """Return the parts of a change with its literals, as slices of the new text, in place of their lengths."""
-    at = change.front
-    parts: list[Any] = []
-    for part in change.parts:
-        if isinstance(part, int):
-            parts.append(text[at : at + part])
-            at += part
-        else:
-            parts.append(part)
-            at += size_of_part(part)
-    return parts
-
-
-def patch_body(changes: list[Change], removed: list[str], order: list[str]) -> bytes:
-    """Encode a body without blocks; empty parts at its end are left out."""
-    short = [[c.key, c.front, c.back, c.parts] for c in changes]
-    return _encode([short, removed, order] if order else [short, removed] if removed else [short])
 
 
 def opened(frame: Frame) -> Head:

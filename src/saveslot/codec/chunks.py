@@ -12,12 +12,12 @@ once more, to the same text.
 from __future__ import annotations
 
 import marshal
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import msgspec
 
-from saveslot.codec.text import checked_key, encode, encode_keys as encode_short, place, size_of
+from saveslot.codec.text import checked_key, encode, encode_keys, place, size_of
 from saveslot.errors import InvalidInput, TooLarge
 
 # Items per chunk. A change costs encoding one chunk; with fewer, the prints of many chunks cost more to compare.
@@ -44,26 +44,18 @@ class Chunks(msgspec.Struct):
 NOTHING: Mapping[str, Chunks] = {}
 
 
-def encode_keys(
-    value: dict[str, Any], path: str, limit: int, texts: Texts, known: Mapping[str, Chunks]
+def encode_long(
+    value: dict[str, Any], lists: Collection[str], path: str, limit: int, texts: Texts, known: Mapping[str, Chunks]
 ) -> tuple[dict[str, bytes | bytearray], int, bool, Mapping[str, Chunks]]:
     """Return the text of each key, their size as one object, whether they may hold tagged values, and the chunks.
 
-    `texts` and `known` are those of the state before.
+    `lists` names the long ones; `texts` and `known` are those of the state before.
     """
-    long: list[str] = []
-    if type(value) is dict:
-        long = [
-            key for key, item in value.items() if type(item) is list and LONG <= len(cast("list[Any]", item)) <= limit
-        ]
-    if not long:
-        texts_, size, tagged = encode_short(value, path, limit)
-        return texts_, size, tagged, NOTHING
-    rest, _, tagged = encode_short({key: item for key, item in value.items() if key not in long}, path, limit)
+    rest, _, tagged = encode_keys({key: item for key, item in value.items() if key not in lists}, path, limit)
     chunks: dict[str, Chunks] = {}
     done: dict[str, bytes | bytearray] = {}
     for key, item in value.items():
-        if key not in long:
+        if key not in lists:
             done[key] = rest[key]
             continue
         name = checked_key(key, path)

@@ -173,6 +173,9 @@ def common_back(old: Text, at: int, new: Text, there: int, limit: int) -> int:
     if limit > AT_ONCE and old[at - AT_ONCE : at] == new[there - AT_ONCE : there]:
         low, high = AT_ONCE, limit
         with memoryview(old) as view:
+            # Where little changed, it is next to the front.
+            if limit > 2 * AT_ONCE and new.endswith(view[at - limit + AT_ONCE : at - low], 0, there - low):
+                low = limit - AT_ONCE
             while high - low > AT_ONCE:
                 middle = (low + high) // 2
                 if new.endswith(view[at - middle : at - low], 0, there - low):

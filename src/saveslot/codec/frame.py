@@ -212,6 +212,12 @@ def chained(before: bytes, frame: bytes) -> bytes:
     return chain.digest()
 
 
+def packed_after(before: bytes, body: bytes, *, tagged: bool, blocks: Sequence[bytes] = ()) -> tuple[bytes, bytes]:
+    """Return a patch after the frames with that digest, or a keyframe if there is none; and the digest after it."""
+    frame = pack(body, patch=bool(before), tagged=tagged, blocks=blocks)
+    return frame, chained(before, frame)
+
+
 def standalone(body: bytes, *, tagged: bool, version: int = VERSION_2) -> bytes:
     """Return a frame that builds on no other, after its checksum."""
     return add_checksum(pack(body, patch=False, tagged=tagged, version=version))

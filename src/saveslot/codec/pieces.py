@@ -33,15 +33,13 @@ def composed(tables: Mapping[str, Table], base: Mapping[str, int], changes: Sequ
         if front < WORTH_NAMING and back < WORTH_NAMING and Copy not in map(type, parts):
             after[key] = [(len(texts.get(key, b"")), None, 0)]
             continue
-        table = _of(key, tables, base)
-        pieces = _slice(table, 0, front) if front else []
+        pieces, ending = _ends(_of(key, tables, base), front, back)
         for part in parts:
             if isinstance(part, Copy):
                 pieces += _copied(part, tables, base)
             else:
                 pieces.append((part if isinstance(part, int) else len(part), None, 0))
-        if back:
-            pieces += _slice(table, sum([piece[0] for piece in table]) - back, back)
+        pieces += ending
         after[key] = _joined(pieces)
     return after
 
@@ -73,20 +71,38 @@ def _slice(table: Table, start: int, length: int) -> list[Piece]:
     return slices
 
 
+def _ends(table: Table, front: int, back: int) -> tuple[list[Piece], list[Piece]]:
+    """Return the pieces of the first `front` bytes, and those of the last `back` ones."""
+    beginning: list[Piece] = []
+    for piece in table if front else ():
+        size, key, offset = piece
+        if size >= front:
+            beginning.append((front, key, offset))
+            break
+        beginning.append(piece)
+        front -= size
+    ending: list[Piece] = []
+    for piece in reversed(table) if back else ():
+        size, key, offset = piece
+        if size >= back:
+            ending.append((back, key, offset + size - back))
+            break
+        ending.append(piece)
+        back -= size
+    return beginning, ending[::-1]
+
+
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
     """Join neighbours that continue one another."""
     joined: list[Piece] = []
     known, end = "", -1  # of the last one
-    for piece in pieces:
-        size, key, at = piece
-        if key is not None and size < WORTH_NAMING:
-            piece = (size, None, 0)  # noqa: PLW2901
-            _, key, at = piece
+    for size, name, at in pieces:
+        key = None if size < WORTH_NAMING else name
         if joined and key == known and (key is None or at == end):
             before, _, first = joined[-1]
             joined[-1] = (before + size, key, first)
         elif size:
-            joined.append(piece)
+            joined.append((size, key, at))
         known, end = key, at + size
     return joined
 

@@ -1,8 +1,7 @@
-"""A state as the JSON text of each of its keys, and the frames that store it.
+"""A state as the JSON text of each of its keys, and how it is rebuilt from frames (`writing.py` makes them).
 
-The next state is encoded the same way. A key whose text is equal costs nothing; a changed one is stored as a *patch*
-(`patch.py`). The *recipe* of an entry names the frames that rebuild its state (`values/recipe.py`), so a rollback is a
-new entry with an old recipe.
+The *recipe* of an entry names the frames that rebuild its state (`values/recipe.py`), so a rollback is a new entry with
+an old recipe.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from typing import Any
 import msgspec
 
 from saveslot.codec import format_1, weight
-from saveslot.codec.blocks import APART, BLOCK, MAX_TABLE, SMALL, Blocks, Head, Spot, opened, packed, patch_body
+from saveslot.codec.blocks import SMALL, Blocks, Head, opened
 from saveslot.codec.chunks import Chunks
-from saveslot.codec.common import key_changes
-from saveslot.codec.frame import PATCH, VERSION, chained, pack, unpack
-from saveslot.codec.marks import EVERY, after as marks_after, mark
-from saveslot.codec.patch import UNCHANGED, Change, Changes, Diff, Text, Texts, apply, checked
-from saveslot.codec.pieces import MAX_PIECES, Tables, change_of, composed
+from saveslot.codec.frame import PATCH, VERSION, chained, unpack
+from saveslot.codec.marks import after as marks_after
+from saveslot.codec.patch import Text, Texts, apply, checked
+from saveslot.codec.pieces import Tables, composed
 from saveslot.codec.text import decode, size_of
 from saveslot.errors import Corrupt
 from saveslot.values.recipe import NOTHING, Recipe
@@ -106,15 +104,6 @@ def _no_block(length: int) -> Text:
     raise Corrupt("a frame", f"names {length:,} bytes of blocks, and has none")
 
 
-class Written(msgspec.Struct, frozen=True):
-    """One encoded change: the frame that its entry stores, and the state that the next change builds on."""
-
-    frame: bytes | None  # None: nothing changed
-    state: State
-    base: int = 0  # seq of the base that the frame stands on; 0 for a keyframe
-    changes: Changes = UNCHANGED
-
-
 def rebuild(
     frames: Sequence[bytes], digest: bytes, where: str, recipe: Recipe | None = None, seqs: Sequence[int] = ()
 ) -> State:
@@ -171,10 +160,10 @@ def _stood(state: State, seq: int, digest: bytes, raw: int, lengths: Mapping[str
         changed[change.key] = seq
         marks[change.key] = marks_after(marks.get(change.key, ()), lengths.get(change.key, 0), change)
     listed = raw if head.table or not state.stand.seq else state.stand.listed
-    return _standing(state, seq, digest, raw, marks, changed, listed)
+    return standing(state, seq, digest, raw, marks, changed, listed)
 
 
-def _standing(
+def standing(
     state: State,
     seq: int,
     digest: bytes,
@@ -193,81 +182,3 @@ def _standing(
         {key: changed[key] for key in texts},
         listed,
     )
-
-
-def finished(after: State, before: State | None, diff: Diff) -> Written:
-    """Encode a state whose texts are known, as the change since `before`: a short patch, a long one, or a keyframe."""
-    if before is None:
-        return _keyframe(after, diff.seen)
-    if not (diff.changes or diff.removed or diff.order):
-        after.recipe, after.digest, after.tip = before.recipe, before.digest, before.tip
-        after.stand, after.tables = before.stand, before.tables
-        return Written(None, after)
-    if not before.recipe.base:  # of format 1
-        return _keyframe(after, diff.seen)
-    body = patch_body(diff.changes, diff.removed, diff.order)
-    recipe = before.recipe.with_short(before.tip, after.tip, len(body), after.weight) if len(body) <= BLOCK else None
-    if recipe is NOTHING:
-        return _keyframe(after, diff.seen)
-    after.stand = before.stand
-    after.tables = composed(before.tables, before.stand.lengths, diff.changes, after.texts)
-    if recipe is None or (len(after.tables) > 1 and sum(map(len, after.tables.values())) > MAX_PIECES):
-        return _long(after, diff.seen) or _keyframe(after, diff.seen)
-    after.recipe = recipe
-    frame = pack(body, patch=True, tagged=after.tagged)
-    after.digest = chained(before.digest, frame)
-    return Written(frame, after, recipe.base, diff.seen)
-
-
-def _long(after: State, seen: Changes) -> Written | None:
-    """Return a patch with everything that changed since the stand, or None when it is time for a keyframe."""
-    stand, seq = after.stand, after.tip
-    changes = [
-        change
-        for key, table in after.tables.items()
-        if key in after.texts and (change := change_of(key, table, stand.lengths.get(key, 0))) is not None
-    ]
-    at = {key: place for place, key in enumerate(after.texts)}
-    changes.sort(key=lambda change: at[change.key])
-    marks, changed = dict(stand.marks), dict(stand.changed)
-    for change in changes:
-        changed[change.key] = seq
-        marks[change.key] = mark(
-            marks.get(change.key, ()), stand.lengths.get(change.key, 0), change, after.texts[change.key]
-        )
-
-    listed = len(after.texts) <= MAX_TABLE or stand.raw - stand.listed >= APART * _table_bytes(after.texts)
-
-    def table() -> list[Spot]:
-        if not listed:
-            return []
-        return [Spot(key, seq - changed[key], len(text)) for key, text in after.texts.items()]
-
-    keys = key_changes(list(stand.lengths), list(after.texts))
-    frame, raw = packed(changes, keys, after.texts, table, patch=True, tagged=after.tagged)
-    after.recipe = Recipe(seq, (), 0, stand.raw + raw, 0, after.weight)
-    if after.recipe.wasteful:
-        return None
-    after.digest = chained(stand.digest, frame)
-    if raw > SMALL:
-        reached = stand.raw + raw if listed else stand.listed
-        after.stand = _standing(after, seq, after.digest, stand.raw + raw, marks, changed, reached)
-        after.tables = {}
-    return Written(frame, after, stand.seq, seen)
-
-
-def _table_bytes(texts: Texts) -> int:
-    """Return about how many bytes a table takes, uncompressed."""
-    return sum(map(len, texts)) + 8 * len(texts)
-
-
-def _keyframe(after: State, seen: Changes) -> Written:
-    seq = after.tip
-    changes = [Change(key, 0, 0, [len(text)]) for key, text in after.texts.items()]
-    long = [change for change in changes if len(after.texts[change.key]) > EVERY]
-    marks = {change.key: mark((), 0, change, after.texts[change.key]) for change in long}
-    frame, raw = packed(changes, ([], []), after.texts, list, patch=False, tagged=after.tagged)
-    after.recipe, after.digest = Recipe(seq, (), 0, raw, 0, after.weight), chained(b"", frame)
-    after.stand = _standing(after, seq, after.digest, raw, marks, dict.fromkeys(after.texts, seq), raw)
-    after.tables = {}
-    return Written(frame, after, 0, seen)

@@ -1,183 +1,190 @@
-"""From values to the next state: a whole new one, or changes of some of its keys."""
+"""From the next state to what is stored of it: a short patch, a long one, or a keyframe.
+
+A key whose text is equal costs nothing; a changed one is stored as a *patch* (`patch.py`). The *recipe* of an entry
+names the frames that rebuild its state (`values/recipe.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from itertools import combinations
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Any, cast
 
 import msgspec
 
-from saveslot.codec.chunks import NOTHING, Chunks, encode_keys
-from saveslot.codec.common import NEW, Search, common_ends, compared, grown
-from saveslot.codec.items import tail
-from saveslot.codec.patch import MAX_WHOLE, Change, Diff, Text, Texts
-from saveslot.codec.state import State, Written, finished
-from saveslot.codec.text import MAX_STATE, checked_key, encode, place, size_of
-from saveslot.errors import InvalidInput, TooLarge
+from saveslot.codec.blocks import APART, BLOCK, MAX_TABLE, SMALL, Spot
+from saveslot.codec.chunks import LONG, NOTHING as NO_CHUNKS, Chunks, encode_long
+from saveslot.codec.common import NEW, compared, key_changes
+from saveslot.codec.frame import CHECKSUM, compressed, packed_after
+from saveslot.codec.marks import EVERY, mark
+from saveslot.codec.patch import MAX_WHOLE, UNCHANGED, Change, Changes, Copy, Diff, Texts, size_of_part
+from saveslot.codec.pieces import MAX_PIECES, change_of, composed
+from saveslot.codec.state import State, standing
+from saveslot.codec.text import MAX_STATE, encode_keys
+from saveslot.values.recipe import NOTHING, Recipe
 
-EMPTY = b"[]"
+_encode = msgspec.msgpack.Encoder().encode
 
 
-class Edits(msgspec.Struct):
-    """Changes of single keys: new values, keys to drop, items to add to lists, and how many to take off their ends."""
+class Written(msgspec.Struct, frozen=True):
+    """One encoded change: the frame that its entry stores, and the state that the next change builds on."""
 
-    put: Mapping[str, Any] = {}
-    drop: Collection[str] = ()
-    append: Mapping[str, Any] = {}
-    cut: Mapping[str, int] = {}
+    frame: bytes | None  # None: nothing changed
+    state: State
+    base: int = 0  # seq of the base that the frame stands on; 0 for a keyframe
+    changes: Changes = UNCHANGED
 
 
 def write(before: State | None, value: dict[str, Any], seq: int, path: str, limit: int = MAX_STATE) -> Written:
     """Encode a whole state as the change since `before`, which is left as it is."""
     before = before or State()
-    texts, weight, tagged, long = encode_keys(value, path, min(limit, MAX_WHOLE), before.texts, before.chunks)
-    after = State(texts, tagged, weight, seq, chunks=long)
+    texts, weight, tagged, chunks = encoded(value, path, min(limit, MAX_WHOLE), before)
+    after = State(texts, tagged, weight, seq, chunks=chunks)
     if not before.digest:  # nothing is stored yet
         return finished(after, None, Diff([], [], [], dict.fromkeys(texts, NEW)))
     return finished(after, before, compared(before.texts, texts))
 
 
-def append(before: State | None, items: dict[str, Any], seq: int, limit: int = MAX_STATE) -> Written:
-    """Add items to lists of the state, at the cost of the addition."""
-    return change(before, Edits(append=items), seq, limit)
-
-
-class _Splice(NamedTuple):
-    """One change of a text: `front` and `back` bytes stay, `middle` comes between them."""
-
-    key: str
-    front: int
-    back: int
-    middle: Text
-    seen: int | None
-    whole: Text | None = None  # the new text, if it is known
-
-    def grows(self, texts: Texts) -> int:
-        """Return by how many bytes the state grows."""
-        old = texts.get(self.key)
-        size = self.front + self.back + len(self.middle)
-        return size + len(self.key.encode()) + 4 if old is None else size - len(old)
-
-    def change(self, search: Search) -> Change:
-        parts = search.parts(self.key, self.middle, 0, len(self.middle), self.front)
-        return Change(self.key, self.front, self.back, parts)
-
-    def apply(self, texts: Texts) -> None:
-        if self.whole is not None:
-            texts[self.key] = self.whole
-            return
-        old = texts[self.key]
-        grown = old if isinstance(old, bytearray) else bytearray(old)
-        grown[self.front : len(old) - self.back] = self.middle
-        texts[self.key] = grown
-
-
-def change(before: State | None, edits: Edits, seq: int, limit: int = MAX_STATE) -> Written:
-    """Change some keys of the state, at the cost of these. One key may be cut and appended to, no other two.
-
-    `before` becomes the new state: drop it if the entry does not land. If this raises, `before` is unchanged.
+def encoded(
+    value: dict[str, Any], path: str, limit: int, before: State
+) -> tuple[Texts, int, bool, Mapping[str, Chunks]]:
+    """Return the text of each key, their size as one object, whether they may hold tagged values, and the chunks of
+    long lists.
     """
-    state = before or State()
-    limit = min(limit, MAX_WHOLE)
-    _check_apart(edits)
-    dropped = [_dropped(state, key) for key in edits.drop]
-    put, tagged, long = _put(state, edits.put, limit)
-    ends, special = _ends_of_lists(state, edits, limit)
-    splices = [*put, *ends]
-    weight = (state.weight or size_of(state.texts)) + sum([splice.grows(state.texts) for splice in splices])
-    weight -= sum([len(state.texts[key]) + len(key.encode()) + 4 for key in dropped])
-    if weight > limit:
-        used = [name for name in ("put", "append") if getattr(edits, name)]
-        raise TooLarge(used[0] if len(used) == 1 else "checkpoint", limit=limit, size=weight)
-    # Nothing below can raise.
-    search = Search(state.texts)
-    changes = [splice.change(search) for splice in splices]
-    seen: dict[str, int | None] = {**dict.fromkeys(dropped), **{splice.key: splice.seen for splice in splices}}
-    for splice in splices:
-        splice.apply(state.texts)
-    for key in dropped:
-        del state.texts[key]
-    chunks: Mapping[str, Chunks] = NOTHING
-    if state.chunks or long:  # of a list that was only appended to, a chunk still ends where it did
-        stay = {key: known for key, known in state.chunks.items() if key not in seen or (seen[key] or 0) > 0}
-        chunks = {**stay, **long}
-    after = State(state.texts, state.tagged or tagged or special, weight, seq, chunks=chunks)
-    return finished(after, state if state.digest else None, Diff(changes, dropped, [], seen))
+    if type(value) is dict:
+        lists = [
+            key for key, item in value.items() if type(item) is list and LONG <= len(cast("list[Any]", item)) <= limit
+        ]
+        if lists:
+            return encode_long(value, lists, path, limit, before.texts, before.chunks)
+    return *encode_keys(value, path, limit), NO_CHUNKS
 
 
-def _check_apart(edits: Edits) -> None:
-    named = {"put": edits.put, "drop": edits.drop, "append": edits.append, "cut": edits.cut}
-    used = {verb: frozenset(keys) for verb, keys in named.items() if keys}
-    if len(used) < 2:  # noqa: PLR2004
-        return
-    for (one, keys), (other, others) in combinations(used.items(), 2):
-        if keys & others and (one, other) != ("append", "cut"):
-            key = min(keys & others)
-            raise InvalidInput(place(other, [key]), f"is also in {one}; change a key once")
+def finished(after: State, before: State | None, diff: Diff) -> Written:
+    """Encode a state whose texts are known, as the change since `before`: a short patch, a long one, or a keyframe."""
+    if before is None:
+        return _keyframe(after, diff.seen)
+    if not (diff.changes or diff.removed or diff.order):
+        after.recipe, after.digest, after.tip = before.recipe, before.digest, before.tip
+        after.stand, after.tables = before.stand, before.tables
+        return Written(None, after)
+    if not before.recipe.base:  # of format 1
+        return _keyframe(after, diff.seen)
+    body = _body(diff.changes, diff.removed, diff.order)
+    recipe = before.recipe.with_short(before.tip, after.tip, len(body), after.weight) if len(body) <= BLOCK else None
+    if recipe is NOTHING:
+        return _keyframe(after, diff.seen)
+    after.stand = before.stand
+    after.tables = composed(before.tables, before.stand.lengths, diff.changes, after.texts)
+    if recipe is None or (len(after.tables) > 1 and sum(map(len, after.tables.values())) > MAX_PIECES):
+        return _long(after, diff.seen) or _keyframe(after, diff.seen)
+    after.recipe = recipe
+    frame, after.digest = packed_after(before.digest, body, tagged=after.tagged)
+    return Written(frame, after, recipe.base, diff.seen)
 
 
-def _dropped(state: State, key: Any) -> str:
-    name = checked_key(key, "drop")
-    if name not in state.texts:
-        raise InvalidInput(place("drop", [name]), "is not a key of the state")
-    return name
+def _long(after: State, seen: Changes) -> Written | None:
+    """Return a patch with everything that changed since the stand, or None when it is time for a keyframe."""
+    stand, seq = after.stand, after.tip
+    changes = [
+        change
+        for key, table in after.tables.items()
+        if key in after.texts and (change := change_of(key, table, stand.lengths.get(key, 0))) is not None
+    ]
+    at = {key: place for place, key in enumerate(after.texts)}
+    changes.sort(key=lambda change: at[change.key])
+    marks, changed = dict(stand.marks), dict(stand.changed)
+    for change in changes:
+        changed[change.key] = seq
+        marks[change.key] = mark(
+            marks.get(change.key, ()), stand.lengths.get(change.key, 0), change, after.texts[change.key]
+        )
+
+    listed = len(after.texts) <= MAX_TABLE or stand.raw - stand.listed >= APART * _table_bytes(after.texts)
+
+    def table() -> list[Spot]:
+        if not listed:
+            return []
+        return [Spot(key, seq - changed[key], len(text)) for key, text in after.texts.items()]
+
+    keys = key_changes(list(stand.lengths), list(after.texts))
+    frame, digest, raw = _packed(stand.digest, changes, keys, after.texts, table, tagged=after.tagged)
+    after.recipe = Recipe(seq, (), 0, stand.raw + raw, 0, after.weight)
+    if after.recipe.wasteful:
+        return None
+    after.digest = digest
+    if raw > SMALL:
+        reached = stand.raw + raw if listed else stand.listed
+        after.stand = standing(after, seq, after.digest, stand.raw + raw, marks, changed, reached)
+        after.tables = {}
+    return Written(frame, after, stand.seq, seen)
 
 
-def _put(state: State, values: Mapping[str, Any], limit: int) -> tuple[list[_Splice], bool, Mapping[str, Chunks]]:
-    if not values:
-        return [], False, NOTHING
-    texts, _, tagged, long = encode_keys(dict(values), "put", limit, state.texts, state.chunks)
-    splices: list[_Splice] = []
-    for key, text in texts.items():
-        old = state.texts.get(key)
-        if old is None:
-            splices.append(_Splice(key, 0, 0, text, NEW, text))
-        elif old != text:
-            front, back = common_ends(old, text)
-            middle = text[front : len(text) - back]
-            splices.append(_Splice(key, front, back, middle, grown(old, text, front), text))
-    return splices, tagged, long
+def _table_bytes(texts: Texts) -> int:
+    """Return about how many bytes a table takes, uncompressed."""
+    return sum(map(len, texts)) + 8 * len(texts)
 
 
-def _ends_of_lists(state: State, edits: Edits, limit: int) -> tuple[list[_Splice], bool]:
-    """Return what `cut` and `append` do to the ends of lists, and whether the new items may hold tagged values."""
-    splices: list[_Splice] = []
-    tagged = False
-    items: dict[str, tuple[bytes, int]] = {}
-    for name, more in edits.append.items():
-        key = checked_key(name, "append")
-        path = place("append", [key])
-        if not isinstance(more, (list, tuple)):
-            raise InvalidInput(path, f"must be a list of items to add, not {type(more).__name__}")
-        if not state.texts.get(key, EMPTY).startswith(b"["):
-            raise InvalidInput(path, "the checkpoint holds no list there")
-        text, special = encode(cast("Any", more), path, limit, depth=1)
-        tagged = tagged or special
-        items[key] = (text, len(cast("list[Any]", more)))
-    for key in {**edits.cut, **items}:
-        text, count = items.get(key, (EMPTY, 0))
-        off = edits.cut.get(key, 0)
-        old = state.texts.get(key)
-        if old is None and key not in edits.cut:
-            splices.append(_Splice(key, 0, 0, text, NEW, text))
-            continue
-        front = _kept(state, key, off)
-        old = state.texts[key]
-        if count or front < len(old) - 1:
-            middle = b"," + text[1:-1] if count and front > 1 else text[1:-1]
-            splices.append(_Splice(key, front, 1, middle, 0 if off and count else count - off))
-    return splices, tagged
+def _keyframe(after: State, seen: Changes) -> Written:
+    seq = after.tip
+    changes = [Change(key, 0, 0, [len(text)]) for key, text in after.texts.items()]
+    long = [change for change in changes if len(after.texts[change.key]) > EVERY]
+    marks = {change.key: mark((), 0, change, after.texts[change.key]) for change in long}
+    frame, after.digest, raw = _packed(b"", changes, ([], []), after.texts, list, tagged=after.tagged)
+    after.recipe = Recipe(seq, (), 0, raw, 0, after.weight)
+    after.stand = standing(after, seq, after.digest, raw, marks, dict.fromkeys(after.texts, seq), raw)
+    after.tables = {}
+    return Written(frame, after, 0, seen)
 
 
-def _kept(state: State, key: str, off: Any) -> int:
-    """Return how many bytes of a list's text stay when it loses its last items; the bracket at its end is not one."""
-    path, text = place("cut", [checked_key(key, "cut")]), state.texts.get(key, b"")
-    if type(off) is not int or off < 0:
-        raise InvalidInput(path, f"must be a number of items, 0 or more, not {off!r}")
-    if not text.startswith(b"["):
-        raise InvalidInput(path, "the checkpoint holds no list there")
-    start, passed = tail(text, off)
-    if passed < off:
-        raise InvalidInput(path, f"is {off}, but the list has fewer items ({passed})")
-    return start if start == 1 or not off else start - 1  # the comma before the first one goes, too
+def _packed(
+    before: bytes,
+    changes: list[Change],
+    keys: tuple[list[str], list[str]],
+    texts: Texts,
+    table: Callable[[], list[Spot]],
+    *,
+    tagged: bool,
+) -> tuple[bytes, bytes, int]:
+    """Return a frame after those with the digest `before`, its own digest, and its uncompressed bytes.
+
+    The changes give the literals of the new texts by length.
+    """
+    removed, order = keys
+    literal = sum([part for change in changes for part in change.parts if type(part) is int])
+    if literal <= SMALL:
+        body = _body([Change(c.key, c.front, c.back, _inline(c, texts[c.key])) for c in changes], removed, order)
+        if len(body) <= SMALL or not literal:
+            return *packed_after(before, body, tagged=tagged), len(body)
+    views: list[Any] = [
+        part for c in changes for part in _inline(c, memoryview(texts[c.key])) if not isinstance(part, Copy)
+    ]
+    whole = memoryview(b"".join(views))
+    views.clear()  # or the texts could not grow
+    blocks = [compressed(whole[at : at + BLOCK]) for at in range(0, len(whole), BLOCK)]
+    digests = b"".join([sha256(block).digest()[:CHECKSUM] for block in blocks])
+    said = [
+        [c.key, c.front, c.back, c.parts, c.marks] if c.marks else [c.key, c.front, c.back, c.parts] for c in changes
+    ]
+    head = _encode([said, removed, order, list(map(len, blocks)), digests, table()])
+    return *packed_after(before, head, tagged=tagged, blocks=blocks), len(head) + len(whole)
+
+
+def _inline(change: Change, text: Any) -> list[Any]:
+    """Return the parts of a change with its literals, as slices of the new text, in place of their lengths."""
+    at = change.front
+    parts: list[Any] = []
+    for part in change.parts:
+        if isinstance(part, int):
+            parts.append(text[at : at + part])
+            at += part
+        else:
+            parts.append(part)
+            at += size_of_part(part)
+    return parts
+
+
+def _body(changes: list[Change], removed: list[str], order: list[str]) -> bytes:
+    """Encode a body without blocks; empty parts at its end are left out."""
+    short = [[c.key, c.front, c.back, c.parts] for c in changes]
+    return _encode([short, removed, order] if order else [short, removed] if removed else [short])
