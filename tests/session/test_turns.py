@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from saveslot.session.turns import Turns
+from saveslot.session.log import Turns
 
 
 async def test_cancelled_waiter_does_not_lose_the_turn() -> None:

@@ -26,7 +26,7 @@ from saveslot.manager.writing import (
 )
 from saveslot.session.answers import answered
 from saveslot.session.change import Author
-from saveslot.session.draft import Draft, creation
+from saveslot.session.draft import Draft, Save, creation
 from saveslot.session.engine import Space, passerby
 from saveslot.session.held import Held
 from saveslot.session.log import Log
@@ -34,7 +34,6 @@ from saveslot.session.model import AgentSession, Checkpoint
 from saveslot.session.refusals import overtaken, recreated
 from saveslot.session.requests import entry_of
 from saveslot.session.retries import Scope, content
-from saveslot.session.save import Save
 from saveslot.values.checks import as_name
 from saveslot.values.kinds import DATA_KINDS, Kind
 from saveslot.values.lifecycle import TRANSITIONS

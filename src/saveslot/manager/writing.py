@@ -15,8 +15,8 @@ from saveslot.manager import export
 from saveslot.manager.reading import checkpoints_of, get_session
 from saveslot.session.answers import answered
 from saveslot.session.attempts import Limit, as_own
-from saveslot.session.change import change, send
-from saveslot.session.draft import ABOUT, FORKED, Draft, beginning, creation
+from saveslot.session.change import change
+from saveslot.session.draft import ABOUT, FORKED, Draft, Save, beginning, creation
 from saveslot.session.engine import Space, passerby, scope_of
 from saveslot.session.held import rolled_back
 from saveslot.session.log import Log
@@ -35,7 +35,6 @@ from saveslot.session.refusals import overtaken, recreated
 from saveslot.session.requests import entry_of, request, row_of
 from saveslot.session.retention import OWN, Retention, as_rule
 from saveslot.session.retries import CALL, content, once_in
-from saveslot.session.save import Save
 from saveslot.session.timeline import visible
 from saveslot.values import advice
 from saveslot.values.checks import Data, as_data, as_labels, as_name, now
@@ -493,14 +492,10 @@ async def checkpoint(
             draft = save.draft(log, state)
             if value is not None:
                 draft.landed = partial(advance, value)
-            if (
-                await send(
-                    log,
-                    draft,
-                    lambda: passerby(sessions, session_id, value, version, alone=True),
-                    lambda: content("_checkpoint", session, save),
-                )
-                is not None
+            if await log.send(
+                draft,
+                lambda: passerby(sessions, session_id, value, version, alone=True),
+                lambda: content("_checkpoint", session, save),
             ):
                 return draft.stored(Checkpoint)
         except InvalidTransition:

@@ -18,4 +18,4 @@ async def answered(sessions: Space, id: str, request: bytes) -> Checkpoint | Non
     if entry is None:
         return None
     thinned = await sessions.lookup.hidden(head)
-    return (await sessions.lookup.timeline(head, [entry], thinned=thinned)).checkpoint(entry, Checkpoint)
+    return Checkpoint.stored(await sessions.lookup.timeline(head, [entry], thinned=thinned), entry)

@@ -14,8 +14,8 @@ from saveslot import codec
 from saveslot.errors import Conflict, InvalidInput, LeaseLost, NotFound, SaveslotError, Unavailable
 from saveslot.session import attempts
 from saveslot.session.answers import answered
-from saveslot.session.change import Author, change, send
-from saveslot.session.draft import ABOUT, Draft
+from saveslot.session.change import Author, change
+from saveslot.session.draft import ABOUT, Draft, Save
 from saveslot.session.engine import Space
 from saveslot.session.log import Log
 from saveslot.session.model import AgentSession, Checkpoint, Owner
@@ -24,7 +24,6 @@ from saveslot.session.refusals import refusal
 from saveslot.session.requests import entry_of, request
 from saveslot.session.retries import CALL, Calls, Scope, content, once_in
 from saveslot.session.runs import Runs
-from saveslot.session.save import Save
 from saveslot.session.signatures import AsyncSteps
 from saveslot.session.transition import Transition
 from saveslot.session.worker import Worker
@@ -459,7 +458,7 @@ class Held(AsyncSteps):
             and not save.request
         ):
             draft = self.saving(save, log, state, own=own)
-            if await send(log, draft, lambda: self, lambda: content("_checkpoint", save, own)) is not None:
+            if await log.send(draft, lambda: self, lambda: content("_checkpoint", save, own)):
                 return draft.stored(Checkpoint)
         if (earlier := await answered(self._space, self.where[1], save.request)) is not None:
             return earlier

@@ -7,31 +7,12 @@ entry.
 
 from __future__ import annotations
 
+from saveslot.session.log import Known
 from saveslot.session.retries import Scope
-from saveslot.values.log import Group, Head
+from saveslot.values.log import Head
 
 # Sessions remembered, about 250 bytes each. The next write by id to one that was forgotten follows its newest entry.
 REMEMBERED = 100_000
-
-
-class Known:
-    """That entry of one session; `append_id` is empty before the first read or write."""
-
-    __slots__ = ("append_id", "key", "seq")
-
-    def __init__(self) -> None:
-        self.key = self.append_id = b""
-        self.seq = 0
-
-    def move(self, key: bytes, seq: int, append_id: bytes | None) -> None:
-        self.key, self.seq, self.append_id = key, seq, append_id or b""
-
-    def wrote(self, group: Group, *, blind: bool = False) -> None:
-        """A caller has written these entries; a `blind` one has not read what they follow."""
-        last = group.entries[-1]
-        late = self.key == group.key and self.seq > last.seq  # an answer that arrives after later ones
-        if not late and (not blind or group.prev == self.append_id):
-            self.key, self.seq, self.append_id = group.key, last.seq, last.append_id
 
 
 class KnownEntries:

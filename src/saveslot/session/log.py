@@ -6,24 +6,94 @@ A log whose append was refused is dropped from the cache, and the next caller lo
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING
+
 from msgspec.structs import replace
 
 from saveslot import codec
 from saveslot.errors import Corrupt, SaveslotError, Unavailable
 from saveslot.session.draft import Draft, Point
-from saveslot.session.known import Known
+from saveslot.session.hearing import HEARD
 from saveslot.session.refusals import refusal
+from saveslot.session.retries import Call
 from saveslot.session.timeline import Timeline, frames_of
-from saveslot.session.turns import Turns
 from saveslot.stores import Store
 from saveslot.values import advice
 from saveslot.values.kinds import ABOUT_KINDS, DATA_KINDS, Kind
-from saveslot.values.log import Entry, Head, Outcome, Verdict, Wanted
+from saveslot.values.log import Entry, Group, Head, Outcome, Verdict, Wanted
 from saveslot.values.recipe import OF_A_BASE
+
+if TYPE_CHECKING:
+    from saveslot.session.change import Author
 
 # Approximate bytes of a log besides its states and frames.
 LOG_BYTES = 1400
 APPENDED, ALREADY = Outcome.APPENDED, Outcome.ALREADY
+
+
+class Turns:
+    """A lock that is handed straight to the next waiter, so that it is free only if no caller wants it."""
+
+    __slots__ = ("_waiting", "wanted")
+
+    def __init__(self) -> None:
+        self.wanted = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def take(self) -> None:
+        """Acquire it without waiting; only if no caller wants it."""
+        self.wanted += 1
+
+    def give(self) -> None:
+        self.wanted -= 1
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+            self.wanted -= 1  # a cancelled waiter, whose own cleanup has not run yet
+
+    async def __aenter__(self) -> None:
+        self.wanted += 1
+        if self.wanted == 1:
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # this waiter had its turn already
+                self.give()
+            elif turn in self._waiting:
+                self._waiting.remove(turn)
+                self.wanted -= 1
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self.give()
+
+
+class Known:
+    """That entry of one session; `append_id` is empty before the first read or write."""
+
+    __slots__ = ("append_id", "key", "seq")
+
+    def __init__(self) -> None:
+        self.key = self.append_id = b""
+        self.seq = 0
+
+    def move(self, key: bytes, seq: int, append_id: bytes | None) -> None:
+        self.key, self.seq, self.append_id = key, seq, append_id or b""
+
+    def wrote(self, group: Group, *, blind: bool = False) -> None:
+        """A caller has written these entries; a `blind` one has not read what they follow."""
+        last = group.entries[-1]
+        late = self.key == group.key and self.seq > last.seq  # an answer that arrives after later ones
+        if not late and (not blind or group.prev == self.append_id):
+            self.key, self.seq, self.append_id = group.key, last.seq, last.append_id
 
 
 class Log:
@@ -42,6 +112,7 @@ class Log:
         self.fence: int | None = None  # of this process's hold, if it holds the session
         self.counted = 0  # bytes as last measured
         self.limit = limit
+        self.stamp = store.traits.stamp
         self._store = store
         self._head: Head | None = None  # as read; may include the newest data's entry and frames
         self._pending: Draft | None = None  # sent, outcome unknown
@@ -81,7 +152,7 @@ class Log:
             self._head = None if head.data is None else head
 
     def draft(self) -> Draft:
-        return Draft(self.key, self.at, self.limit, self._store.traits.stamp)
+        return Draft(self.key, self.at, self.limit, self.stamp)
 
     async def append(self, draft: Draft) -> Verdict:
         """Append the draft and move after it, or raise. After an unknown outcome, `settle` sends the entries again."""
@@ -90,11 +161,42 @@ class Log:
             [verdict] = await self._store.append([draft.group])
         except Unavailable:
             raise
-        except SaveslotError:  # refused, as by a quota: it must not land later
-            if self.awaits(draft):
-                self.undo()
+        except SaveslotError:
+            self._drop(draft)
             raise
         return self.answered(draft, verdict)
+
+    async def send(self, draft: Draft, author_of: Callable[[], Author], key: Callable[[], Hashable]) -> bool:
+        """Append at once a draft after a log that is `ready`; return False if the author has to decide again.
+
+        Nothing is awaited between that and sending the write, so no other caller comes between, and a cancellation can
+        only abandon the answer. That saves a task and a shield: 11 us per checkpoint. Author and content of the call
+        are needed only if it does not get its answer.
+        """
+
+        def left() -> None:
+            author = author_of()
+            author.calls.keep(author.where, key(), Call(draft))
+
+        self.turns.take()
+        self.refused, self._pending = False, draft
+        try:
+            [verdict] = await self._store.append([draft.group])
+            self.answered(draft, verdict)
+        except (asyncio.CancelledError, Unavailable):
+            left()
+            raise
+        except SaveslotError as exc:
+            if not self.refused:
+                self._drop(draft)
+                raise
+            await author_of().refused(self, draft, exc)
+            return False
+        finally:
+            self.turns.give()
+        if (unheard := HEARD.get()) is not None:
+            unheard.append(left)
+        return True
 
     def sent(self, draft: Draft) -> None:
         """Its outcome is unknown until `answered`."""
@@ -115,6 +217,11 @@ class Log:
             return verdict
         self.refused = True
         raise refusal(self.session_id, verdict, draft.group.entries[0].seq - 1, self.fence, self.reload)
+
+    def _drop(self, draft: Draft) -> None:
+        """The store would not take it, as when a quota is used up: it must not land later."""
+        if self.awaits(draft):
+            self.undo()
 
     def undo(self) -> None:
         """A draft was not stored. Drafting may have changed the newest states in place: read them again when needed."""

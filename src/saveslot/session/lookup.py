@@ -123,7 +123,7 @@ class Lookup:
     async def checkpoint(self, session_id: str, ref: str | int) -> Checkpoint:
         head = await self.existing(session_id, state=ref == "latest")
         entry = await self.entry(head, ref)
-        return (await self.timeline(head, [entry])).checkpoint(entry, Checkpoint)
+        return Checkpoint.stored(await self.timeline(head, [entry]), entry)
 
     async def data_entry(self, head: Head, entry: Entry) -> Entry | None:
         """Return the entry with the agent's data as of `entry`; None before the first checkpoint."""

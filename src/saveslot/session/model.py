@@ -6,7 +6,7 @@ never shared or changed. The stored form is in `values/log.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
@@ -27,27 +27,21 @@ if TYPE_CHECKING:
     from saveslot.session.headers import Head
 
 
-class Stored(Protocol):
-    """The data of a checkpoint as stored: decoded when it is called."""
+class Decoder(Protocol):
+    """Decodes the stored checkpoints of one session: its timeline."""
 
-    def __call__(self) -> Data: ...
+    @property
+    def session_id(self) -> str: ...
 
-    def text(self) -> bytes:
-        """Return it as JSON, without decoding it."""
+    def data(self, entry: Entry) -> Data: ...
+
+    def metadata(self, entry: Entry) -> Data: ...
+
+    def text(self, entry: Entry) -> bytes:
+        """Return the data as JSON, without decoding it."""
         ...
 
-
-class Emptied:
-    """Stands for the data of a checkpoint that retention emptied: reading it raises."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-
-    def __call__(self) -> Data:
-        raise emptied(self._where)
-
-    def text(self) -> bytes:
-        return b"null"
+    def is_emptied(self, entry: Entry) -> bool: ...
 
 
 class SessionCheckpoint:
@@ -69,18 +63,23 @@ class SessionCheckpoint:
     ) -> None:
         self.name: str = as_name(name, "name")
         self._at: datetime | int = now() if timestamp is None else as_time(timestamp, "timestamp")
-        self._data: Data | Stored = as_data(data, "data")
-        self._metadata: Data | Callable[[], Data] = as_data(metadata, "metadata")
+        self._data: Data | Decoder = as_data(data, "data")
+        self._metadata: Data | Decoder = as_data(metadata, "metadata")
         self.id: str = id
         self._entry: Entry | None = None  # if it was read from a store
 
     @classmethod
-    def stored(cls, id: str, entry: Entry, data: Data | Stored, metadata: Data | Callable[[], Data]) -> Self:
-        """Return an entry as a checkpoint whose data and metadata these functions decode."""
+    def stored(cls, decoder: Decoder, entry: Entry) -> Self:
+        """Return an entry as a checkpoint that is decoded when it is read."""
         checkpoint = cls.__new__(cls)
-        checkpoint.id, checkpoint.name, checkpoint._at = id, entry.name, entry.at  # noqa: SLF001  (its own)
-        checkpoint._data, checkpoint._metadata, checkpoint._entry = data, metadata, entry  # noqa: SLF001
+        checkpoint.id, checkpoint.name = f"{decoder.session_id}:{entry.seq}", entry.name
+        checkpoint._at, checkpoint._entry = entry.at, entry  # noqa: SLF001  (its own)
+        checkpoint._data = checkpoint._metadata = decoder  # noqa: SLF001
         return checkpoint
+
+    @classmethod
+    def all_stored(cls, decoder: Decoder, entries: Iterable[Entry]) -> list[Self]:
+        return [cls.stored(decoder, entry) for entry in entries]
 
     def settle(self, stored: SessionCheckpoint) -> None:
         """Replace the staged value by the stored checkpoint."""
@@ -93,12 +92,14 @@ class SessionCheckpoint:
 
     @property
     def data(self) -> Data:
-        return self._data() if callable(self._data) else self._data
+        data = self._data
+        return data if isinstance(data, dict) else data.data(cast("Entry", self._entry))
 
     @property
     def text(self) -> bytes:
         """The data as JSON, in the tagged form; `null` once thinned. That of a stored checkpoint is not decoded."""
-        return self._data.text() if callable(self._data) else encode(self._data, "data", ANY_SIZE)[0]
+        data = self._data
+        return encode(data, "data", ANY_SIZE)[0] if isinstance(data, dict) else data.text(cast("Entry", self._entry))
 
     @property
     def timestamp(self) -> datetime:
@@ -112,8 +113,8 @@ class SessionCheckpoint:
 
     @property
     def metadata(self) -> Data:
-        if callable(self._metadata):
-            self._metadata = self._metadata()
+        if not isinstance(self._metadata, dict):
+            self._metadata = self._metadata.metadata(cast("Entry", self._entry))
         return self._metadata
 
     @metadata.setter
@@ -130,7 +131,9 @@ class SessionCheckpoint:
         return record
 
     def _plain(self) -> Data | None:
-        return None if isinstance(self._data, Emptied) else copied(self.data)
+        data = self._data
+        gone = not isinstance(data, dict) and data.is_emptied(cast("Entry", self._entry))
+        return None if gone else copied(self.data)
 
     @classmethod
     def from_dict(cls, data: Data) -> Self:

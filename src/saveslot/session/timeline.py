@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from saveslot import codec
 from saveslot.codec.outline import joined
 from saveslot.errors import Corrupt
-from saveslot.session.model import Emptied, SessionCheckpoint, emptied, unloaded
+from saveslot.session.model import SessionCheckpoint, emptied, unloaded
 from saveslot.stores import Store
 from saveslot.values.checks import Data
 from saveslot.values.kinds import DATA_KINDS, HIDING_KINDS, Kind
@@ -37,7 +36,7 @@ class Timeline:
     def __init__(
         self, session_id: str, frames: Iterable[Entry] = (), since: int = 0, thinned: frozenset[int] = frozenset()
     ) -> None:
-        self._session_id = session_id
+        self.session_id = session_id
         self._since = since  # frames of older entries were left out on purpose
         self._thinned = thinned  # hidden seqs, whose frames may be gone
         self._frames: dict[int, bytes] = {}
@@ -53,37 +52,49 @@ class Timeline:
 
     def after(self, base: int) -> Timeline:
         """Return a timeline with the frames of this chain of bases alone."""
-        alone = Timeline(self._session_id)
+        alone = Timeline(self.session_id)
         for seq in chain(base, self._bases):
             alone.add(seq, self._frames[seq], self._bases[seq])
         return alone
 
     def checkpoints(self, entries: Iterable[Entry], made_as: type[C]) -> list[C]:
-        return [self.checkpoint(entry, made_as) for entry in entries]
-
-    def checkpoint(self, entry: Entry, made_as: type[C]) -> C:
-        name = f"{self._session_id}:{entry.seq}"
-        note = partial(note_of, entry, name)
-        if entry.kind not in DATA_KINDS:
-            return made_as.stored(name, entry, InNote(entry, name), {})
-        gone = entry.seq in self._thinned and self._emptied(entry)
-        return made_as.stored(name, entry, Emptied(name) if gone else InFrames(self, entry), note)
+        return made_as.all_stored(self, entries)
 
     def data(self, entry: Entry) -> Data:
+        """Return the agent's data as of an entry, or that of a lifecycle entry."""
+        if entry.kind not in DATA_KINDS:
+            return note_of(entry, self._name(entry))
         with _LOOKING:
             return self.state(entry).value()
 
     def text(self, entry: Entry) -> bytes:
-        """Return the data as JSON, without decoding it."""
+        """Return the same as JSON, without decoding it; `null` once thinned."""
+        if entry.kind not in DATA_KINDS:
+            return codec.encode(self.data(entry), "data", codec.ANY_SIZE)[0]
+        if self.is_emptied(entry):
+            return b"null"
         with _LOOKING:
             return joined(self.state(entry).texts)
 
+    def metadata(self, entry: Entry) -> Data:
+        return note_of(entry, self._name(entry)) if entry.kind in DATA_KINDS else {}
+
+    def is_emptied(self, entry: Entry) -> bool:
+        """True if the entry is hidden, and frames of its state are gone."""
+        if entry.seq not in self._thinned or entry.kind not in DATA_KINDS:
+            return False
+        recipe = codec.Recipe.unpack(entry.recipe, entry.seq)
+        return not (recipe and self.whole(recipe))
+
+    def _name(self, entry: Entry) -> str:
+        return f"{self.session_id}:{entry.seq}"
+
     def state(self, entry: Entry) -> codec.State:
         """Return the state as of that entry, valid until the next call."""
-        name = f"{self._session_id}:{entry.seq}"
-        recipe = codec.Recipe.unpack(entry.recipe, entry.seq)
-        if entry.seq in self._thinned and self._emptied(entry):
+        name = self._name(entry)
+        if self.is_emptied(entry):
             raise emptied(name)
+        recipe = codec.Recipe.unpack(entry.recipe, entry.seq)
         if not self.whole(recipe):
             if entry.seq < self._since:
                 raise unloaded(name)
@@ -139,11 +150,6 @@ class Timeline:
             except Corrupt as exc:
                 raise Corrupt(f"checkpoint {name}", f"its frame {seq} {exc.reason}") from exc
 
-    def _emptied(self, entry: Entry) -> bool:
-        """True if frames of a hidden entry are gone."""
-        recipe = codec.Recipe.unpack(entry.recipe, entry.seq)
-        return not (recipe and self.whole(recipe))
-
     def whole(self, recipe: codec.Recipe) -> bool:
         """True if all frames of a recipe are here."""
         return self._reaches_a_keyframe(recipe.base) and recipe.short == len(self._within(recipe))
@@ -174,32 +180,6 @@ class Timeline:
         if len(self._sorted) != len(self._frames):  # frames are only ever added
             self._sorted = sorted(self._frames)
         return self._sorted
-
-
-class InFrames(NamedTuple):
-    """The data of a checkpoint, rebuilt from frames."""
-
-    timeline: Timeline
-    entry: Entry
-
-    def __call__(self) -> Data:
-        return self.timeline.data(self.entry)
-
-    def text(self) -> bytes:
-        return self.timeline.text(self.entry)
-
-
-class InNote(NamedTuple):
-    """The data of a lifecycle entry."""
-
-    entry: Entry
-    where: str
-
-    def __call__(self) -> Data:
-        return note_of(self.entry, self.where)
-
-    def text(self) -> bytes:
-        return codec.encode(self(), "data", codec.ANY_SIZE)[0]
 
 
 def note_of(entry: Entry, where: str) -> Data:

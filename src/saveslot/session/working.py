@@ -13,7 +13,7 @@ from saveslot import codec
 from saveslot.codec import difference
 from saveslot.codec.text import checked_key, place
 from saveslot.errors import InvalidInput
-from saveslot.session.save import Save
+from saveslot.session.draft import Save
 from saveslot.values.checks import Data, copied
 
 Effect = Callable[[Data], None]

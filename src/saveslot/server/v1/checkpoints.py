@@ -42,10 +42,10 @@ from saveslot.server.v1.conditions import (
 )
 from saveslot.server.v1.sessions import Id
 from saveslot.session.answers import answered
+from saveslot.session.draft import Save
 from saveslot.session.held import Held
 from saveslot.session.model import Checkpoint
 from saveslot.session.requests import request
-from saveslot.session.save import Save
 from saveslot.values.checks import Data
 from saveslot.values.kinds import Kind as EntryKind
 
