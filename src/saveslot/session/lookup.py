@@ -305,7 +305,7 @@ class Lookup:
         except Corrupt as exc:  # one damaged session must not stop a caller that lists, claims or ends many
             session, texts = DamagedSession(exc, **known, labels=row.labels), {}
         else:
-            session = AgentSession(**known, **about)
+            session = AgentSession.stored(**known, **about)
         session.seen = Seen(
             row.key,
             last.seq,

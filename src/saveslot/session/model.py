@@ -285,6 +285,13 @@ class AgentSession:
         self.labels = as_labels(self.labels)
         self.checkpoints = list(self.checkpoints)
 
+    @classmethod
+    def stored(cls, **parts: Any) -> Self:
+        """Return a session as a store has it: its parts were checked when they were written, and become its own."""
+        session = cls.__new__(cls)
+        session.__dict__.update(parts, checkpoints=[], staged=[])
+        return session
+
     def checkpoint(self, name: str, data: Data | None = None) -> SessionCheckpoint:
         """Stage a named checkpoint of the agent's data."""
         self._check_stages("checkpoint")

@@ -114,6 +114,10 @@ def to_entry(columns: Sequence[Any], key: bytes | str) -> Entry:
     return _entry(values)
 
 
+def to_entries(rows: Iterable[Sequence[Any]], key: bytes | str) -> list[Entry]:
+    return [to_entry(columns, key) for columns in rows]
+
+
 def to_row(columns: Sequence[Any]) -> Row:
     """The row of these columns, in the order of `ROW`; labels as JSON, text may be bytes."""
     *front, labels, owner, request, worker, left, beaten, now, deleted_at = columns

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -360,6 +361,7 @@ _CREATED, _TOMBSTONE = Kind.CREATED, Kind.TOMBSTONE
 _REQUESTS = frozenset({0, REQUEST})
 _REQUEST_LENGTH = f"must be {REQUEST} bytes, or none"
 _UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")
+_DELETE = "must be set if and only if the last entry is a tombstone"
 _ODD_TEXT = "contains a NUL or half of a surrogate pair, which databases refuse"
 
 
@@ -380,14 +382,12 @@ def checked(group: Group) -> Group:
         raise InvalidInput("prev", f"{_LENGTH}: the entry to follow")
     elif entries[0].seq <= 1:
         raise InvalidInput("entries[0].seq", "must be 2 or more: entry 1 creates the session")
-    before: Entry | None = None
     for n, entry in enumerate(entries):
         _check_entry(entry, n, first=group.create is not None)
-        if before is not None:
-            _check_order(entry, before, n)
-        if (entry.kind is _TOMBSTONE) != (group.delete and entry is entries[-1]):
-            raise InvalidInput("delete", "must be set if and only if the last entry is a tombstone")
-        before = entry
+    if len(entries) > 1:
+        _check_order(entries)
+    if (entries[-1].kind is _TOMBSTONE) != group.delete:
+        raise InvalidInput("delete", _DELETE)
     if group.state is not None and group.state not in _STATES:
         raise InvalidInput("state", f"is not a state of a session: {group.state!r}")
     if group.owner is not None and len(group.owner) != ID:
@@ -400,10 +400,6 @@ def checked(group: Group) -> Group:
         raise InvalidInput("only_orphan", "must be 0 or more microseconds")
     if group.labels:
         _check_labels(group.labels, "labels")
-    if len(entries) > 1:
-        requests = [entry.request[:ID] for entry in entries if entry.request]
-        if len({*requests}) < len(requests):
-            raise InvalidInput("entries", "must not repeat a request")
     return group
 
 
@@ -483,16 +479,22 @@ def _check_entry(entry: Entry, n: int, *, first: bool) -> None:
         raise _wrong(n, "recipe", f"must be at most {LONGEST_RECIPE:,} bytes")
 
 
-def _check_order(entry: Entry, before: Entry, n: int) -> None:
-    """Check entry `n` of a group against the one before it there."""
-    if entry.seq != before.seq + 1:
-        raise _wrong(n, "seq", f"must be {before.seq + 1}, not {entry.seq}")
-    if entry.append_id == before.append_id:
-        raise _wrong(n, "append_id", "must differ from the entry's before it")
-    if entry.fence < before.fence:
-        raise _wrong(n, "fence", "must not fall")
-    if entry.lease is not None and entry.lease != before.lease and entry.fence == before.fence:
-        raise _wrong(n, "fence", "must rise with a new lease")
+def _check_order(entries: Sequence[Entry]) -> None:
+    """Check the entries of a group against one another."""
+    for n, (before, entry) in enumerate(pairwise(entries), 1):
+        if entry.seq != before.seq + 1:
+            raise _wrong(n, "seq", f"must be {before.seq + 1}, not {entry.seq}")
+        if entry.append_id == before.append_id:
+            raise _wrong(n, "append_id", "must differ from the entry's before it")
+        if entry.fence < before.fence:
+            raise _wrong(n, "fence", "must not fall")
+        if entry.lease is not None and entry.lease != before.lease and entry.fence == before.fence:
+            raise _wrong(n, "fence", "must rise with a new lease")
+        if before.kind is _TOMBSTONE:
+            raise InvalidInput("delete", _DELETE)
+    requests = [entry.request[:ID] for entry in entries if entry.request]
+    if len({*requests}) < len(requests):
+        raise InvalidInput("entries", "must not repeat a request")
 
 
 def _check_labels(labels: Mapping[str, str], path: str) -> None:

@@ -235,9 +235,7 @@ class SqliteStore(Store):
     # Reading
 
     async def heads(self, refs: Sequence[Ref], *, state: bool = False) -> list[Head | None]:
-        def work(connection: apsw.Connection) -> list[Head | None]:
-            return self._reading.heads(connection, refs, state=state)
-
+        work = partial(self._reading.heads, refs=refs, state=state)
         return await self._read(work, work if len(refs) <= FEW_HEADS else None)
 
     async def entries(self, key: bytes, wanted: Wanted = ALL) -> list[Entry]:

@@ -224,30 +224,34 @@ class translated:  # noqa: N801  (reads as a verb)
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
-        match exc:
-            case None:
-                return
-            case apsw.NotADBError():
-                raise InvalidInput("url", f"{self._path} is not a SQLite database; name another file") from exc
-            case apsw.CorruptError():
-                raise Corrupt(self._path, f"SQLite reports damage ({exc})") from exc
-            case apsw.IOError() if is_bad_page(exc):
-                raise Corrupt(self._path, f"one of its pages does not fit its checksum: {CURE}") from exc
-            case apsw.FullError():
-                raise Unavailable(f"{self._path}: the disk is full; free some space and retry") from exc
-            case apsw.BusyError() | apsw.LockedError():
-                raise Unavailable(f"{self._path}: another process holds the file's write lock; retry") from exc
-            case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError() | OSError():
-                if (wrong := _misplaced(self._path)) is not None:
-                    raise InvalidInput("url", f"{wrong}; name another file") from exc
-                hint = "make its folder writable, or choose another file with SAVESLOT_URL"
-                raise Unavailable(f"{self._path} cannot be opened or written ({exc}); {hint}") from exc
-            case OverflowError() | UnicodeEncodeError():
-                raise InvalidInput("argument", f"cannot be stored in SQLite ({exc})") from exc
-            case apsw.Error():
-                raise Unavailable(f"{self._path}: {exc}; nothing was acknowledged; retry") from exc
-            case _:
-                return
+        if exc is not None:
+            translate(exc, self._path)
+
+
+def translate(exc: BaseException, path: str) -> None:
+    """Raise Saveslot's error for one of SQLite's; return for any other."""
+    match exc:
+        case apsw.NotADBError():
+            raise InvalidInput("url", f"{path} is not a SQLite database; name another file") from exc
+        case apsw.CorruptError():
+            raise Corrupt(path, f"SQLite reports damage ({exc})") from exc
+        case apsw.IOError() if is_bad_page(exc):
+            raise Corrupt(path, f"one of its pages does not fit its checksum: {CURE}") from exc
+        case apsw.FullError():
+            raise Unavailable(f"{path}: the disk is full; free some space and retry") from exc
+        case apsw.BusyError() | apsw.LockedError():
+            raise Unavailable(f"{path}: another process holds the file's write lock; retry") from exc
+        case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError() | OSError():
+            if (wrong := _misplaced(path)) is not None:
+                raise InvalidInput("url", f"{wrong}; name another file") from exc
+            hint = "make its folder writable, or choose another file with SAVESLOT_URL"
+            raise Unavailable(f"{path} cannot be opened or written ({exc}); {hint}") from exc
+        case OverflowError() | UnicodeEncodeError():
+            raise InvalidInput("argument", f"cannot be stored in SQLite ({exc})") from exc
+        case apsw.Error():
+            raise Unavailable(f"{path}: {exc}; nothing was acknowledged; retry") from exc
+        case _:
+            return
 
 
 def _misplaced(path: str) -> str | None:

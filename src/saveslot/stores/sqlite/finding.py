@@ -91,7 +91,7 @@ def _listed(
     weighed = query.ended_for is not None or query.deleted_for is not None
     select = ROW.replace("\nfrom", f", {_CHANGED} as changed_at\nfrom") if by_change else ROW
     sql = f"{select.format(source)} where {where} order by {column} {way}, {key} {way} limit ?"
-    fetched_rows = list(fetched(connection, sql, (*uptime, *values, limit)))
+    fetched_rows = fetched(connection, sql, (*uptime, *values, limit))
     rows = [to_row(row[:ROW_COLUMNS], now) for row in fetched_rows]
     for row, columns in zip(rows, fetched_rows, strict=True):
         row.changed_at = columns[-1] if by_change else 0

@@ -25,6 +25,7 @@ from saveslot.stores.sqlite.file import (
     created,
     empty,
     existing,
+    translate,
     translated,
     up_to_date,
     wait,
@@ -134,11 +135,12 @@ class Reader:
             asyncio.get_running_loop().call_soon(self._turn)
         start = monotonic()
         try:
-            with translated(self._path):
-                try:
-                    return (short(connection),)
-                except (apsw.BusyError, TooLong):
-                    return None
+            return (short(connection),)
+        except (apsw.BusyError, TooLong):
+            return None
+        except Exception as exc:
+            translate(exc, self._path)
+            raise
         finally:
             self._idle.append(connection)
             took = monotonic() - start

@@ -15,7 +15,7 @@ from saveslot.errors import Corrupt
 from saveslot.stores.sqlite.file import Uptime, snapshot
 from saveslot.stores.sqlite.reader import TooLong, Work
 from saveslot.stores.sqlite.rows import COLUMNS, HEADER, LEFT, ROW, ROW_COLUMNS, SIZE, fetched, to_row
-from saveslot.stores.stored import to_entry, to_head, to_marks, with_labels
+from saveslot.stores.stored import to_entries, to_entry, to_head, to_marks, with_labels
 from saveslot.values.log import MAX_SEQ, Entry, Head, Ref, Row, Wanted, among
 
 # Reads of at most 8 heads, or of 128 entries with 1 MiB of frames, run in the event loop: under 1 ms.
@@ -106,7 +106,7 @@ class Reading:
         living = "" if deleted else " and deleted_at is null"
         values = (*self._uptime(), ref) if by_key else (*self._uptime(), *ref)
         sql = f"{ROW.format(f'sessions indexed by {index}')} where {where}{living}"
-        columns = next(fetched(connection, sql, values), None)
+        columns = next(iter(fetched(connection, sql, values)), None)
         return None if columns is None else to_row(columns, self._clock())
 
 
@@ -117,7 +117,7 @@ def last_entry(connection: apsw.Connection, key: bytes) -> Entry | None:
 
 def _last(connection: apsw.Connection, key: bytes) -> tuple[Any, ...] | None:
     sql = f"select {HEADER}, null, {SIZE} from checkpoints where key = ? order by seq desc limit 1"  # noqa: S608
-    return next(fetched(connection, sql, (key,)), None)
+    return next(iter(fetched(connection, sql, (key,))), None)
 
 
 def _before(connection: apsw.Connection, key: bytes, seq: Any) -> tuple[Any, ...]:
@@ -130,7 +130,7 @@ def _before(connection: apsw.Connection, key: bytes, seq: Any) -> tuple[Any, ...
 
 def _header(connection: apsw.Connection, key: bytes, seq: int) -> Entry | None:
     sql = f"select {HEADER}, null, {SIZE} from checkpoints where key = ? and seq = ?"  # noqa: S608
-    columns = next(fetched(connection, sql, (key, seq)), None)
+    columns = next(iter(fetched(connection, sql, (key, seq))), None)
     return None if columns is None else to_entry(columns, key)
 
 
@@ -163,7 +163,7 @@ def log(key: bytes, wanted: Wanted) -> tuple[Work[list[Entry]], Work[list[Entry]
             return with_labels(log(key, among(wanted, marks))[0](connection), marks)
 
     def work(connection: apsw.Connection, most: float = inf) -> list[Entry]:
-        entries: list[Entry] = []
+        rows: list[Any] = []
         size = 0
         with snapshot(connection):
             ranges = wanted.ranges
@@ -174,16 +174,15 @@ def log(key: bytes, wanted: Wanted) -> tuple[Work[list[Entry]], Work[list[Entry]
             kept = 0 if wanted.room is None else _newest(connection, key, ranges, wanted.room)
             for part in _parts(ranges, newest):
                 sql = f"select {what.replace('{kept}', str(kept))} from {_spans(len(part), index)} and {where}{tail}"  # noqa: S608
-                limit = [] if newest is None else [newest - len(entries)]
-                for *row, feed, large in fetched(connection, sql, [*chain.from_iterable(part), *values, *limit]):
-                    entry = to_entry(row, key)
-                    size += entry.size
-                    if size > most:
-                        raise TooLong
-                    if large and frames and entry.seq >= kept:
-                        with connection.blob_open("main", "checkpoints", "frame", feed, False) as blob:  # noqa: FBT003
-                            entry.frame = blob.read()
-                    entries.append(entry)
+                limit = [] if newest is None else [newest - len(rows)]
+                more = _upto(connection, sql, [*chain.from_iterable(part), *values, *limit], most - size)
+                size += sum([row[-3] for row in more])
+                rows += more
+            entries = to_entries([row[:-2] for row in rows], key)
+            for entry, (*_, feed, large) in zip(entries, rows, strict=True):
+                if large and frames and entry.seq >= kept:
+                    with connection.blob_open("main", "checkpoints", "frame", feed, False) as blob:  # noqa: FBT003
+                        entry.frame = blob.read()
         entries.sort(key=attrgetter("seq"))
         return entries
 
@@ -191,6 +190,23 @@ def log(key: bytes, wanted: Wanted) -> tuple[Work[list[Entry]], Work[list[Entry]
         return labelled, None
     few = sum(last - first + 1 for first, last in wanted.ranges) <= FEW_ENTRIES or wanted.request is not None
     return work, partial(work, most=FEW_BYTES if frames else inf) if few else None
+
+
+def _upto(connection: apsw.Connection, sql: str, values: Sequence[Any], most: float) -> list[Any]:
+    """The rows of a select in `log`; `TooLong` if they have more bytes than `most`."""
+    if most == inf:
+        return fetched(connection, sql, values)
+    try:
+        rows: list[Any] = []
+        size = 0
+        for row in connection.execute(sql, values):
+            size += row[-3]
+            if size > most:
+                raise TooLong
+            rows.append(row)
+    except UnicodeDecodeError:
+        return fetched(connection, sql, values)
+    return rows
 
 
 def _parts(ranges: Sequence[tuple[int, int]], newest: int | None) -> Sequence[Sequence[tuple[int, int]]]:

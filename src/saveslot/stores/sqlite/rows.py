@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any
 
 import apsw
@@ -44,23 +43,23 @@ def gone(uptime: tuple[str, int], overdue: int) -> tuple[Any, ...]:
     return boot, up, boot, overdue, up
 
 
-def fetched(connection: apsw.Connection, sql: str, values: Sequence[Any]) -> Iterator[Any]:
-    """The rows of a select of `COLUMNS` or `HEADER`; if one has a text that is not UTF-8, texts as bytes from there on.
-
-    apsw returns no row with such a text.
-    """
-    count = 0
+def fetched(connection: apsw.Connection, sql: str, values: Sequence[Any]) -> list[Any]:
+    """The rows of a select of `COLUMNS` or `HEADER`; if one has a text that is not UTF-8, all texts as bytes."""
     try:
-        for row in connection.execute(sql, values):
-            yield row
-            count += 1
+        rows: list[Any] = connection.execute(sql, values).fetchall()
     except UnicodeDecodeError:
-        for table, worker in (("", ""), ("s.", "w."), ("c.", "w.")):
-            for columns in (COLUMNS, HEADER):
-                names = [f"{table}{name}" for name in columns.split(", ")]
-                sql = sql.replace(", ".join(names), ", ".join(map(_as_bytes, names)))
-            sql = sql.replace(f"coalesce({worker}name, '')", _as_bytes(f"coalesce({worker}name, '')"))
-        yield from islice(connection.execute(sql, values), count, None)
+        rows = connection.execute(texts_as_bytes(sql), values).fetchall()
+    return rows
+
+
+def texts_as_bytes(sql: str) -> str:
+    """Such a select with its texts as bytes: apsw returns no row with a text that is not UTF-8."""
+    for table, worker in (("", ""), ("s.", "w."), ("c.", "w.")):
+        for columns in (COLUMNS, HEADER):
+            names = [f"{table}{name}" for name in columns.split(", ")]
+            sql = sql.replace(", ".join(names), ", ".join(map(_as_bytes, names)))
+        sql = sql.replace(f"coalesce({worker}name, '')", _as_bytes(f"coalesce({worker}name, '')"))
+    return sql
 
 
 def _as_bytes(text: str) -> str:
