@@ -9,11 +9,11 @@ from bench.trace import walks
 # Calls of functions of the package, and those that enter another module. Raise one only for what is worth its time: a
 # call costs about 0.3 us (`python -m bench.trace -v` lists them).
 CEILINGS = {
-    "checkpoint": (114, 51),
-    "held.checkpoint": (113, 48),
-    "held.checkpoint append=": (138, 51),
-    "get_session": (195, 55),
-    "get_data": (380, 110),
+    "checkpoint": (105, 36),
+    "held.checkpoint": (98, 30),
+    "held.checkpoint append=": (128, 36),
+    "get_session": (162, 40),
+    "get_data": (350, 104),
 }
 
 

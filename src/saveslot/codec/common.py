@@ -25,6 +25,8 @@ MAX_COPIES = 256
 # Bytes compared as one integer, first those at the end, where most texts differ. Longer texts that are equal there are
 # bisected down to this, at memcmp speed.
 AT_ONCE = 32
+# Bytes. A new text up to this size is stored whole: a number, a word. (Not a list: what was added to it is reported.)
+SHORT = 16
 # What is reported of a new key.
 NEW = True
 
@@ -41,7 +43,7 @@ def compared(old: Texts, new: Texts) -> Diff:
             changes.append(Change(key, 0, 0, search.parts(key, text, 0, len(text), 0)))
             seen[key] = NEW
         elif known != text:
-            front, back = common_ends(known, text)
+            front, back = kept_ends(known, text)
             changes.append(Change(key, front, back, search.parts(key, text, front, len(text) - back, front)))
             seen[key] = grown(known, text, front)
     return Diff(changes, removed, order, seen)
@@ -140,6 +142,11 @@ class Search:
         if len(own) > NEAR:
             ends.append(own[at : at + NEAR])
         return b"\n".join(ends)  # which no JSON text contains
+
+
+def kept_ends(old: Text, new: Text) -> tuple[int, int]:
+    """Return how many bytes a change keeps at the front and at the back: those that the texts share, unless short."""
+    return (0, 0) if len(new) <= SHORT and new[:1] != b"[" else common_ends(old, new)
 
 
 def common_ends(old: Text, new: Text) -> tuple[int, int]:

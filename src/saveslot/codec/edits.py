@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from saveslot.codec.chunks import NOTHING, Chunks
-from saveslot.codec.common import NEW, Search, common_ends, grown
+from saveslot.codec.common import NEW, Search, grown, kept_ends
 from saveslot.codec.items import tail
 from saveslot.codec.patch import MAX_WHOLE, Change, Diff, Text, Texts
 from saveslot.codec.state import State
@@ -125,7 +125,7 @@ def _put(state: State, values: Mapping[str, Any], limit: int) -> tuple[list[_Spl
         if old is None:
             splices.append(_Splice(key, 0, 0, text, NEW, text))
         elif old != text:
-            front, back = common_ends(old, text)
+            front, back = kept_ends(old, text)
             middle = text[front : len(text) - back]
             splices.append(_Splice(key, front, back, middle, grown(old, text, front), text))
     return splices, tagged, long

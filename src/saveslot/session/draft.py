@@ -387,7 +387,8 @@ class Save(msgspec.Struct):
 
     def draft(self, log: Log, state: codec.State) -> Draft:
         """Draft the checkpoint after the log's newest state."""
-        follow(log.at.state, "checkpoint")
+        if log.at.state is not SessionState.ACTIVE:
+            follow(log.at.state, "checkpoint")
         draft = Draft(log.key, log.at, log.limit, log.stamp)
         if self.patch is not None:
             self._patch(draft, state, self.patch)

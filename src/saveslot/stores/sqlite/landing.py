@@ -22,9 +22,10 @@ from saveslot.values.log import ID, Entry, Group, Labels, Outcome, Row, Verdict,
 MANY, LARGE = 32, 256 * 1024
 _THERE = {Outcome.APPENDED, Outcome.ALREADY}
 
-# Values are numbered as in `_values`; {} gives `alive`.
+# Values are numbered as in `_values`, from 1; {} gives `alive`.
+AT = 7  # where the entry's time is in them
 _ENTRY = f"""
-checkpoints (key, {HEADER}, frame) values (?1, ?4, ?5, ?6, ?7, iif(?8 > 0, ?8, ?3 + ?8), {{}},
+checkpoints (key, {HEADER}, frame) values (?1, ?4, ?5, ?6, ?7, ?8, {{}},
   ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)"""
 # The guard gives `alive`: the entry before must exist, carry `prev`, and not be a tombstone. Otherwise `alive` is null,
 # and the row is ignored, as is one whose seq is taken.
@@ -79,9 +80,10 @@ class Landing:
         if not isinstance(work, Group):
             return work(connection)
         entry, now = work.entries[0], self._clock()
-        connection.execute(_FOLLOW, _values(work.key, work.prev, now, entry))
+        values = _values(work.key, work.prev, now, entry)
+        connection.execute(_FOLLOW, values)
         if connection.changes():
-            return Verdict(Outcome.APPENDED, [entry.time(now)])
+            return Verdict(Outcome.APPENDED, [values[AT]])
         return self._verdict(connection, work)
 
     def land_all(self, connection: apsw.Connection, groups: Sequence[Group]) -> list[Verdict]:
@@ -215,8 +217,9 @@ class Landing:
 
 def _values(key: bytes, prev: Any, now: int, entry: Entry) -> tuple[Any, ...]:
     """The values of an entry after `prev`; statements refer to them by number, 1 to 19."""
+    at = entry.at if entry.at > 0 else now + entry.at
     return (
-        key, prev, now, entry.seq, entry.append_id, entry.kind, entry.name, entry.at, entry.sign, entry.fence,
+        key, prev, now, entry.seq, entry.append_id, entry.kind, entry.name, at, entry.sign, entry.fence,
         entry.lease, entry.data_seq, entry.about_seq, entry.recipe, entry.digest, entry.note,
         entry.request or None, entry.base, entry.frame,
     )  # fmt: skip

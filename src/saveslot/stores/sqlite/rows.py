@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import apsw
 import msgspec
@@ -46,10 +46,9 @@ def gone(uptime: tuple[str, int], overdue: int) -> tuple[Any, ...]:
 def fetched(connection: apsw.Connection, sql: str, values: Sequence[Any]) -> list[Any]:
     """The rows of a select of `COLUMNS` or `HEADER`; if one has a text that is not UTF-8, all texts as bytes."""
     try:
-        rows: list[Any] = connection.execute(sql, values).fetchall()
+        return cast("list[Any]", connection.execute(sql, values).fetchall())
     except UnicodeDecodeError:
-        rows = connection.execute(texts_as_bytes(sql), values).fetchall()
-    return rows
+        return cast("list[Any]", connection.execute(texts_as_bytes(sql), values).fetchall())
 
 
 def texts_as_bytes(sql: str) -> str:
