@@ -9,6 +9,7 @@ import pytest
 import saveslot
 from saveslot import AlreadyExists, Conflict, Unavailable
 from saveslot.session import cache, retries
+from saveslot.stores import memory
 from saveslot.stores.memory import MemoryStore
 from saveslot.stores.sqlite import writer
 
@@ -320,7 +321,8 @@ async def test_cache_stays_within_its_byte_limit(monkeypatch):
 
 async def test_tight_write_loop_yields_to_other_tasks(sessions, session, monkeypatch):
     """A caller that saves without pausing does not starve the other tasks of the event loop."""
-    monkeypatch.setattr(writer, "TURN", 0.0)  # after each write, not only after some milliseconds of them
+    for store in (memory, writer):  # after each write, not only after some milliseconds of them
+        monkeypatch.setattr(store, "TURN", 0.0)
     turned = 0
 
     async def turn():
