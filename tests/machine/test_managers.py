@@ -93,13 +93,13 @@ KEPT = (
     ),
 )
 
-appended = Log.append
+sent = Log.send
 
 
-async def ahead(self, draft):
-    """Who leaves takes its write for landed: the log moves on."""
+async def ahead(self, draft, *call):
+    """A caller that leaves takes its write for landed: the log moves on."""
     try:
-        return await appended(self, draft)
+        return await sent(self, draft, *call)
     except asyncio.CancelledError:
         self.at, self._pending = draft.at, None
         raise
@@ -113,7 +113,7 @@ async def forgotten(self):
 AT_ONCE = {
     "a turn lost with a cancelled waiter": LOST,
     "a turn that a cancelled waiter keeps": KEPT,
-    "a state ahead of the log": (Log, "append", ahead),
+    "a state ahead of the log": (Log, "send", ahead),
     "a write in doubt that is forgotten": (Log, "settle", forgotten),
 }
 
@@ -122,7 +122,7 @@ AT_ONCE = {
 def test_machine_catches_faults_between_callers(fault, monkeypatch, tmp_path):
     """Faults that need several concurrent callers, some of them cancelled at the wrong moment, are caught too."""
     if isinstance(AT_ONCE[fault][0], tuple):
-        with mutant(tmp_path, "session/turns.py", *AT_ONCE[fault]) as turns:
+        with mutant(tmp_path, "session/log.py", *AT_ONCE[fault]) as turns:
             monkeypatch.setattr(log, "Turns", turns.Turns)
     else:
         monkeypatch.setattr(*AT_ONCE[fault])
