@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 
 from saveslot import blocking
 from saveslot.adapters.access import Access, require
-from saveslot.adapters.follow import New, Sight, Turns, look, own_hold, settled, write
+from saveslot.adapters.follow import New, Sight, Turns, look, look_at_all, own_hold, settled, write
 from saveslot.errors import AlreadyExists, Conflict, InvalidInput, NotFound
 from saveslot.manager import SessionManager
 from saveslot.manager.changes import Creation, Plan, Saving
@@ -275,12 +275,13 @@ class SaveslotSessionService(BaseSessionService):
     async def _read(self, sessions: SessionManager, place: Place, config: GetSessionConfig | None) -> Session | None:
         newest = None if config is None else config.num_recent_events
         last = None if newest is None else {EVENTS: newest}
-        data, sight = await look(sessions, place.id, last, [STATE, UPDATED])
+        # The shared state after the events, so that what they changed is there.
+        names = shared(place.app_name, place.user_id)
+        wanted = (place.id, last, [STATE, UPDATED]), *((name, None, ()) for name in names.values())
+        [(data, sight), *states] = await look_at_all(sessions, *wanted)
         if UPDATED not in data:
             return None
-        # After the events, so that what they changed is there.
-        state = await _shared(sessions, place.app_name, place.user_id)
-        session = _session(place, data, sight, state, _events(data[EVENTS], config))
+        session = _session(place, data, sight, _prefixed(names, states), _events(data[EVENTS], config))
         self._keep(place, Known(sight, copied(data[STATE])))
         return session
 
@@ -307,9 +308,14 @@ async def _begin(sessions: SessionManager, place: Place, names: Iterable[str]) -
 async def _shared(sessions: SessionManager, app_name: str, user_id: str) -> Data:
     """Return what all conversations of an app, and those of a user, share: keys with their prefixes."""
     names = shared(app_name, user_id)
-    looks = await asyncio.gather(*(look(sessions, name, None) for name in names.values()))
+    return _prefixed(names, await look_at_all(sessions, *((name, None, ()) for name in names.values())))
+
+
+def _prefixed(names: Iterable[str], states: Iterable[tuple[Data, Sight]]) -> Data:
     return {
-        f"{prefix}{key}": value for prefix, (state, _) in zip(names, looks, strict=True) for key, value in state.items()
+        f"{prefix}{key}": value
+        for prefix, (state, _) in zip(names, states, strict=True)
+        for key, value in state.items()
     }
 
 

@@ -21,9 +21,11 @@ from saveslot.session.lookup import with_a_fresh_head
 from saveslot.session.model import Seen
 from saveslot.stores.wire.loops import running
 from saveslot.values.checks import Data
+from saveslot.values.log import Head
 from saveslot.values.versions import version
 
 R = TypeVar("R")
+Wanted = tuple[str, dict[str, int] | None, Sequence[str]]  # a session, and the arguments of `look` after it
 
 
 class Sight(msgspec.Struct, frozen=True):
@@ -70,6 +72,20 @@ async def look(
     """Return the newest state, and what its reader has seen; with `last`, only `keys` and the ends of those lists."""
     unknown = (sessions.namespace, session_id) not in sessions.engine.cache
     head = await sessions.reader.head(session_id, state=last is None and unknown)
+    return await _shown(sessions, head, last, keys)
+
+
+@with_a_fresh_head
+async def look_at_all(sessions: SessionManager, *wanted: Wanted) -> list[tuple[Data, Sight]]:
+    """`look` at several sessions: their heads are of one read, in this order, and most need no other."""
+    heads = await sessions.reader.heads([session_id for session_id, *_ in wanted])
+    shown = (_shown(sessions, head, last, keys) for head, (_, last, keys) in zip(heads, wanted, strict=True))
+    return await asyncio.gather(*shown)
+
+
+async def _shown(
+    sessions: SessionManager, head: Head | None, last: dict[str, int] | None, keys: Sequence[str]
+) -> tuple[Data, Sight]:
     if head is None:
         return {}, NOTHING
     if head.row.locked is not None:

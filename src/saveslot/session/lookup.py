@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import wraps
@@ -69,14 +69,20 @@ class Lookup:
         self._known = known  # None: these reads are not a caller's
 
     async def head(self, session_id: str, *, state: bool = False) -> Head | None:
-        scope = (self.namespace, as_name(session_id, "id"))
-        before = b"" if self._known is None else self._known.stamp(scope)
-        [head] = await self.store.heads([scope], state=state)
-        if head is not None and isinstance(head.row.locked, Corrupt):
-            raise head.row.locked
-        if head is not None and self._known is not None:
-            self._known.read(head, before)
+        [head] = await self.heads([session_id], state=state)
         return head
+
+    async def heads(self, ids: Sequence[str], *, state: bool = False) -> list[Head | None]:
+        """Return the heads of several sessions, in one read."""
+        scopes = [(self.namespace, as_name(session_id, "id")) for session_id in ids]
+        before = [] if self._known is None else [self._known.stamp(scope) for scope in scopes]
+        heads = await self.store.heads(scopes, state=state)
+        for n, head in enumerate(heads):
+            if head is not None and isinstance(head.row.locked, Corrupt):
+                raise head.row.locked
+            if head is not None and self._known is not None:
+                self._known.read(head, before[n])
+        return heads
 
     async def existing(self, session_id: str, *, state: bool = False) -> Head:
         head = await self.head(session_id, state=state)
