@@ -21,6 +21,7 @@ from saveslot.server.app import Server
 from saveslot.server.guard import Rates
 from saveslot.server.limits import Limited
 from saveslot.server.load import Room
+from saveslot.server.measured import Measured
 from saveslot.server.run import Protocol, Uvicorn, bind
 from saveslot.server.tokens import Tokens
 from saveslot.stores import Store
@@ -59,7 +60,7 @@ class Serving:
 
     async def _serve(self, open_store: Callable[[], Awaitable[Store]], room: Room | None) -> str:
         limits = Limited(await open_store())
-        manager = SessionManager(store=limits)
+        manager = SessionManager(store=Measured(limits))
         tokens = Tokens(manager, limits, required=False)
         await tokens.start()
         name = str(next(self._names))

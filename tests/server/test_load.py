@@ -21,16 +21,17 @@ import pytest
 import zstandard
 
 import saveslot
-from saveslot import Unavailable
+from saveslot import TooLarge, Unavailable
 from saveslot.cli import main
-from saveslot.manager import SessionManager
-from saveslot.server import call, limits, quotas, run, tokens
+from saveslot.manager import SessionManager, rows
+from saveslot.server import app, call, limits, load, measured, quotas, run, tokens
 from saveslot.server.load import CALLS, Room
+from saveslot.server.v1 import records
 from saveslot.stores.around.wrapper import PassingStore
 from saveslot.stores.http import HttpStore, wire
 from saveslot.stores.memory import MemoryStore
 from saveslot.testing.pen import Pen
-from saveslot.values.log import Query
+from saveslot.values.log import Query, Wanted
 from tests.server.conftest import serving as serving_process
 
 
@@ -427,6 +428,153 @@ def test_a_body_that_grows_too_much_is_refused(tmp_path):
         assert save(served.url, gzip.compress(text), content_encoding="gzip")[0] == 413
         text = b'{"name":"x","data":{"a":"' + os.urandom(50_000).hex().encode() + b"a" * 3_000_000 + b'"}}'
         assert save(served.url, gzip.compress(text), content_encoding="gzip")[0] == 201
+
+
+def get(url: str, path: str):
+    host, _, name = url.removeprefix("http://").partition("/")
+    connection = HTTPConnection(host, timeout=60)
+    try:
+        connection.request("GET", f"/{name}/v1/{path}")
+        answer = connection.getresponse()
+        return answer.status, msgspec.json.decode(answer.read())
+    finally:
+        connection.close()
+
+
+def noise(size: int) -> str:
+    """Text that takes at least half of its length as stored."""
+    return os.urandom(size // 2).hex()
+
+
+async def freed(room: Room, left: int = 0) -> None:
+    """Wait until the server has let go of what its requests had in memory."""
+    end = time.monotonic() + 60
+    while room.held != left or any(room.open.values()):
+        assert time.monotonic() < end
+        await asyncio.sleep(0.02)
+
+
+async def heavy(serving) -> tuple[str, Room, bytes]:
+    """A server of 30 sessions with 50 KB of context, one of which has 40 records of as much; and that one's key."""
+    store, room = MemoryStore(), Room()
+    sessions = SessionManager(store=store)
+    for n in range(30):
+        await sessions.create_session("t", session_id=f"s{n}", context={"text": noise(100_000)})
+    for n in range(40):
+        await sessions.record("s0", f"r{n}", noise(100_000))
+
+    async def opened():
+        return store
+
+    [head] = await store.heads([("default", "s0")])
+    return serving.serve(opened, room=room), room, head.row.key
+
+
+async def test_answers_have_a_limit(serving, monkeypatch):
+    """What a request would read beyond the limit of bytes is refused, with the limit and what to ask for instead,
+    whatever it consists of: entries with long notes, rows or heads with long contexts. A client asks for less at a
+    time, and gets all of it.
+    """
+    monkeypatch.setattr(load, "READ", 1 << 20)
+    monkeypatch.setattr(measured, "READ", 1 << 20)
+    url, room, key = await heavy(serving)
+    query, names = Query(namespace="default"), [("default", f"s{n}") for n in range(30)]
+    for verb, request in (
+        ("entries", wire.Entries(key, Wanted(frames=False))),
+        ("find", wire.Find(query, None, 1000)),
+        ("heads", wire.Heads([*names])),
+    ):
+        status, _, answer = post(url, verb, wire.encode(request))
+        problem = msgspec.json.decode(answer)
+        assert (status, problem["code"], problem["limit"]) == (413, "too_large", 1 << 20), verb
+        assert "ask for fewer at a time" in problem["message"]
+    client = await HttpStore.open(url)
+    assert len(await client.entries(key, Wanted(frames=False))) == 41
+    assert len(await client.entries(key)) == 41
+    assert len(await client.find(query, None, 1000)) == 30
+    assert all(await client.heads([*names]))
+    await client.close()
+    assert get(url, "sessions?limit=1000")[0] == 413
+    assert len(get(url, "sessions?limit=2")[1]["items"]) == 2
+    assert get(url, "sessions/s0/entries?newest=100")[0] == 413
+    assert len(get(url, "sessions/s0/entries?newest=2")[1]["items"]) == 2
+    await freed(room)
+    serving.stop()
+
+
+async def test_pages_end_with_what_is_large(serving, monkeypatch):
+    """A page of sessions or records ends early once it has many bytes, and `next` leads on to the others."""
+    monkeypatch.setattr(rows, "ROOM", 300_000)
+    monkeypatch.setattr(records, "ROOM", 300_000)
+    url, room, _ = await heavy(serving)
+    for path, name, many in (("sessions", "session_id", 30), ("sessions/s0/records", "name", 40)):
+        found, pages, after = [], 0, ""
+        while after is not None:
+            status, page = get(url, f"{path}?limit=100{after and f'&after={after}'}")
+            assert status == 200
+            found += [item[name] for item in page["items"]]
+            pages, after = pages + 1, page["next"]
+        assert (len(found), len(set(found))) == (many, many)
+        assert pages > 3
+    await freed(room)
+    serving.stop()
+
+
+async def test_long_notes_do_not_pass(serving):
+    """A record or a context of more than 2 MB as stored is refused at either door; the agent's data may be longer."""
+    url, room, _ = await heavy(serving)
+    long = noise(6_000_000)
+    for path, body in (
+        ("sessions/s0/records", {"name": "x", "value": long}),
+        ("sessions", {"agent_type": "t", "context": {"long": long}}),
+        ("sessions/s0/checkpoints", {"name": "x", "metadata": {"long": long}, "data": {}}),
+    ):
+        status, answer = save(url, msgspec.json.encode(body), path)
+        assert (status, b"keep what is larger in the agent's data" in answer) == (413, True), path
+    client = SessionManager(store=await HttpStore.open(url))
+    with pytest.raises(TooLarge, match="agent's data"):
+        await client.record("s0", "x", long)
+    await client.checkpoint("s0", "x", {"long": long})
+    assert await client.get_data("s0") == {"long": long}
+    await client.close()
+    await freed(room)
+    serving.stop()
+
+
+async def test_memory_of_all_requests_has_a_limit(serving):
+    """A read that has no room beside the others gets 503 and when to retry; nothing of it stays."""
+    url, room, key = await heavy(serving)
+    room.take("", load.BYTES - (1 << 20))
+    status, headers, answer = post(url, "entries", wire.encode(wire.Entries(key, Wanted(frames=False))))
+    assert (status, headers["retry-after"], b"in memory" in answer) == (503, "1", True)
+    await freed(room, load.BYTES - (1 << 20))
+    room.give("", load.BYTES - (1 << 20))
+    assert post(url, "entries", wire.encode(wire.Entries(key, Wanted(frames=False))))[0] == 200
+    serving.stop()
+
+
+async def test_clients_that_do_not_take_their_answers_are_cut(serving, monkeypatch):
+    """A client that reads nothing of a long answer is cut, and the answer is freed."""
+    monkeypatch.setattr(app, "TAKING", 0.3)
+    url, room, _ = await heavy(serving)
+    writer = SessionManager(store=await HttpStore.open(url))
+    await writer.checkpoint("s0", "long", {"text": noise(10_000_000)})
+    await writer.close()
+    host, _, name = url.removeprefix("http://").partition("/")
+    for path in ("data", "export"):
+        with socket.socket() as lazy:
+            lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            lazy.settimeout(60)
+            lazy.connect((host.split(":")[0], int(host.split(":")[1])))
+            lazy.sendall(f"GET /{name}/v1/sessions/s0/{path} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
+            assert lazy.recv(12) == b"HTTP/1.1 200"
+            await freed(room)
+            taken = 0
+            with suppress(ConnectionResetError):
+                while part := lazy.recv(1 << 20):
+                    taken += len(part)
+            assert taken < 9_000_000
+    serving.stop()
 
 
 @pytest.mark.parametrize("verb", ["imports", "sessions/none/checkpoints", "sessions/big/checkpoints"])

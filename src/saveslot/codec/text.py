@@ -104,9 +104,9 @@ def size_of(texts: Mapping[str, bytes | bytearray]) -> int:
     return len("".join(texts).encode()) + sum(map(len, texts.values())) + 4 * len(texts) + 2
 
 
-def decode(text: bytes | bytearray, *, tagged: bool) -> Any:
-    """Return the value of a text, or raise `Corrupt`."""
-    weight.check(text)
+def decode(text: bytes | bytearray, *, tagged: bool, what: str = weight.STORED) -> Any:
+    """Return the value of a text, or raise `Corrupt`. `what`: what an error calls it that is too heavy."""
+    weight.check(text, what)
     try:
         value = _decode(text)
         return _revived(value) if tagged and _TAG_TEXT in text else value

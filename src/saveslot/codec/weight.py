@@ -6,40 +6,59 @@ memory. 15 MB of an agent's turns weigh 100,000 to 200,000; 15 MB of small numbe
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextvars import ContextVar
 
 from saveslot.errors import TooLarge
 
-# The heaviest text that may become objects: set by a server for its requests, since nothing else runs meanwhile.
-HEAVIEST: ContextVar[int] = ContextVar("heaviest", default=0)  # 0: no limit
 CONTAINER, BYTES = 3, 256
-# No byte of a text weighs more.
-_MOST = CONTAINER + 1
 # Bytes that matter when values are counted, and how many of them are looked at in one go.
 _STRETCH = 1 << 20
 _MARKS = b'"[{,'
 _OTHERS = bytes(byte for byte in range(256) if byte not in _MARKS)
 
 
-REQUEST = "the request"
-_UNIT = f"units of weight (a value is one, an object or array {CONTAINER}, 256 bytes are one)"
+REQUEST, STORED = "the request", "what would have to be decoded"
+_UNIT = f"units of weight (a value is one, an object or array {CONTAINER}, {BYTES} bytes are one)"
 _WRITE = "write it in parts, or through saveslot.open(URL)"
-_READ = "read the data as a whole (GET …/data), other keys of it, or through saveslot.open(URL)"
+_READ = "read the data as a whole (GET …/data), less at a time, or through saveslot.open(URL)"
+# Bytes that the objects of a unit take.
+OBJECTS = 48
 
 
-def check(text: bytes | bytearray, what: str = "what would have to be decoded", most: int | None = None) -> None:
+class Limits:
+    """How much may become objects: what a server sets for each request, since nothing else runs meanwhile."""
+
+    def __init__(self, heaviest: int, total: int | None, took: Callable[[int], None]) -> None:
+        self.heaviest = heaviest  # of texts that become objects at once
+        self.left = total  # of all together; None: no limit
+        self._took = took  # is told how many bytes of memory that takes
+
+    def take(self, size: int, weight: int, what: str) -> None:
+        if weight > self.heaviest:
+            hint = _WRITE if what == REQUEST else _READ
+            raise TooLarge(what, limit=self.heaviest, size=weight, unit=_UNIT, hint=hint)
+        if self.left is not None:
+            if weight > self.left:
+                raise TooLarge(what, limit=self.left, size=weight, unit=_UNIT + ", after what was decoded", hint=_READ)
+            self.left -= weight
+        self._took(size + OBJECTS * weight)
+
+
+LIMITS: ContextVar[Limits | None] = ContextVar("limits", default=None)
+
+
+def check(text: bytes | bytearray, what: str = STORED) -> None:
     """Raise `TooLarge` if the text is heavier than a request may bring or read. Nothing of it is decoded."""
-    most = HEAVIEST.get() if most is None else most
-    if most and len(text) * _MOST > most and (size := weight(text, most)) > most:
-        raise TooLarge(what, limit=most, size=size, unit=_UNIT, hint=_WRITE if what == REQUEST else _READ)
+    if (limits := LIMITS.get()) is not None:
+        limits.take(len(text), weight(text, limits.heaviest), what)
 
 
 def check_all(texts: Collection[bytes | bytearray], what: str) -> None:
-    """The same for texts that become objects together."""
-    most = HEAVIEST.get()
-    if most and sum(map(len, texts)) * _MOST > most:
-        check(b",".join(texts), what, most)
+    """The same for texts that become objects together. Each is counted when it does."""
+    limits = LIMITS.get()
+    if limits is not None and (size := sum([weight(text, limits.heaviest) for text in texts])) > limits.heaviest:
+        raise TooLarge(what, limit=limits.heaviest, size=size, unit=_UNIT, hint=_READ)
 
 
 def weight(text: bytes | bytearray, enough: int = 0) -> int:

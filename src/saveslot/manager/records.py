@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 from typing import Any, cast
 
 from saveslot.errors import Conflict, InvalidInput
@@ -11,7 +11,7 @@ from saveslot.session.change import change
 from saveslot.session.draft import Draft
 from saveslot.session.engine import Space, passerby, scope_of
 from saveslot.session.log import Log
-from saveslot.session.records import NewRecord, Record, stored
+from saveslot.session.records import NewRecord, Record, each as each_stored, stored
 from saveslot.session.requests import entry_of, request
 from saveslot.session.retries import once_in
 from saveslot.values import refs as references
@@ -63,6 +63,13 @@ async def records(sessions: Space, id: str, *, name: str | None = None, after: i
     name, after = None if name is None else as_text(name, "name"), as_count(after, "after")
     head = await sessions.reader.existing(id)
     return [*await stored(sessions.engine.vault, head.row.key, head.row.session_id, name, after)]
+
+
+async def each(sessions: Space, id: str, *, name: str | None = None, after: int = 0) -> AsyncIterator[Record]:
+    """Yield the same as they are read: for pages."""
+    head = await sessions.reader.existing(id)
+    async for record in each_stored(sessions.engine.vault, head, name, after):
+        yield record
 
 
 @once_in(scope_of)

@@ -28,6 +28,8 @@ from saveslot.values.log import Entry, Head, Place, Query, Row as StoredRow, mom
 OUTLOOKS = 20
 # Combinations of states and agent types in one list: each is a query of its own.
 QUERIES = 16
+# A page ends early after this many bytes of contexts, which are looked at after so many rows.
+ROOM, FEW = 4 << 20, 8
 
 
 class Newest(Answer, frozen=True):
@@ -91,9 +93,22 @@ async def rows(
     there = [head for head in read if head is not None]
     ahead = outlooks(sessions, [head for head in there if head.row.locked is None]) if outlook else None
     known = {} if ahead is None else {one.session_id: one for one in await ahead}
-    items = await asyncio.gather(*(_listed(sessions, head, known.get(head.row.session_id)) for head in there))
+    items: list[Listed] = []
+    size = 0
+    for start in range(0, len(there), FEW):
+        part = there[start : start + FEW]
+        items += await asyncio.gather(*(_listed(sessions, head, known.get(head.row.session_id)) for head in part))
+        size += sum(_weight(item.session) for item in items[start:])
+        if size > ROOM and start + FEW < len(there):
+            last = next(row for row in kept if row.key == part[-1].row.key)
+            return Page(items, refs.cursor(_place(last, column), changed=column == "changed_at"))
     more = len(ordered) > limit
-    return Page(list(items), refs.cursor(_place(kept[-1], column), changed=column == "changed_at") if more else None)
+    return Page(items, refs.cursor(_place(kept[-1], column), changed=column == "changed_at") if more else None)
+
+
+def _weight(session: AgentSession) -> int:
+    """Bytes of its context, metadata and labels."""
+    return 0 if session.seen is None else sum(map(len, session.seen.about.values()))
 
 
 def _place(row: StoredRow, column: str) -> Place:

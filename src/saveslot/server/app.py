@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -9,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from saveslot.codec import weight
 from saveslot.errors import InvalidInput, InvalidTransition, NotFound, SaveslotError, TooLarge
@@ -17,7 +18,7 @@ from saveslot.manager import SessionManager
 from saveslot.server.call import Call
 from saveslot.server.guard import Rates, admit
 from saveslot.server.keys import Keys
-from saveslot.server.load import HEAVIEST, Room
+from saveslot.server.load import LOAD, PACE, PART, TAKING, Room
 from saveslot.server.problem import Problem, problem, status_of
 from saveslot.server.routes import Routes, table
 from saveslot.server.seen import Seen
@@ -76,8 +77,12 @@ class Server:
             own = {name for name, _ in headers}
             headers += [header for header in _SAFE if header[0] not in own]
             headers.append((b"x-request-id", request_id.encode()))
-            await response(scope, receive, send)
-            self.seen.sent += len(getattr(response, "body", b""))
+            body: bytes = getattr(response, "body", b"")
+            if len(body) <= PART and not isinstance(response, StreamingResponse):
+                await response(scope, receive, send)
+            else:
+                await _sent(response, body, scope, receive, send)
+            self.seen.sent += len(body)
         except ClientDisconnect:
             return
         finally:
@@ -91,11 +96,14 @@ class Server:
         try:
             admit(call, self.rates)
             stamping.set(call.caller.stamp)
-            weight.HEAVIEST.set(HEAVIEST)
+            weight.LIMITS.set(call.load.limits)
+            LOAD.set(call.load)
             call.enter()
             try:
                 async with call.deadline:
-                    return await _responded(call)
+                    response = await _responded(call)
+                call.load.take(len(getattr(response, "body", b"")), "ask for less at a time")
+                return response
             except TimeoutError:
                 if not call.deadline.expired():
                     raise
@@ -134,6 +142,28 @@ class Server:
             self.jobs,
             request_id,
         )
+
+
+async def _sent(response: Response, body: bytes, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    """Send a long answer in parts. A client that takes them too slowly is cut: they stay in memory until it does."""
+
+    async def part(message: Message) -> None:
+        async with asyncio.timeout(TAKING):
+            await send(message)
+
+    try:
+        if isinstance(response, StreamingResponse):
+            await response(scope, receive, part)
+            return
+        async with asyncio.timeout(TAKING + len(body) / PACE):
+            await part({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+            if scope["method"] == "HEAD":
+                body = b""
+            for start in range(0, len(body), PART):
+                await part({"type": "http.response.body", "body": body[start : start + PART], "more_body": True})
+            await part({"type": "http.response.body", "body": b""})
+    except TimeoutError:  # the answer is not whole, so the connection is closed
+        return
 
 
 def _refusal(exc: Problem | SaveslotError, request: Request, request_id: str) -> Response:

@@ -16,7 +16,7 @@ from saveslot.codec import weight
 from saveslot.errors import Corrupt, InvalidInput, TooLarge, Unauthorized, Unavailable
 from saveslot.manager import SessionManager
 from saveslot.server.keys import Keys
-from saveslot.server.load import RATIO, SENDING, WITHIN, Room, apart, decompressed
+from saveslot.server.load import APART, RATIO, SENDING, WITHIN, Load, Room, apart, decompressed
 from saveslot.server.problem import Problem
 from saveslot.server.routes import Route
 from saveslot.server.tokens import Caller, Tokens
@@ -68,6 +68,7 @@ class Call:
         self.seen = seen
         self.jobs = jobs
         self.held = 0  # bytes of its body in memory
+        self.load = Load(room, keeps=not (route.streams or route.long))
         self.entered = False  # counted in the room
         # Seconds that it may take, its body aside.
         self._limit = None if route.streams or route.long else WITHIN
@@ -103,6 +104,7 @@ class Call:
 
     def enter(self) -> None:
         """Take up room, unless the route answers also when there is none."""
+        self.load.token = self.caller.token
         if not self.route.always:
             self.room.enter(self.caller.token, stream=self.route.streams)
             self.entered = True
@@ -115,7 +117,7 @@ class Call:
     def end(self) -> None:
         """Give back the room, and that of the body."""
         self.leave()
-        self.room.held -= self.held
+        self.load.end()
 
     async def body(self) -> bytes:
         """Read the body, decompressed; `TooLarge` before more than `route.largest` bytes are in memory.
@@ -141,7 +143,7 @@ class Call:
         return plain
 
     def _hold(self, size: int) -> None:
-        self.room.take(size)
+        self.load.bring(size)
         self.held += size
 
     async def _received(self) -> bytes:
@@ -178,6 +180,8 @@ class Call:
         text = await self.body()
         try:
             value = await apart(len(text), _decoded, text)
+            if len(text) > APART:  # in a thread, which does not count
+                self._hold(len(text))
         except Corrupt:
             reason = "is not JSON in UTF-8, or has a `$saveslot` that is no tagged form"
             raise Problem(400, InvalidInput("body", reason)) from None
@@ -189,8 +193,7 @@ class Call:
 
 
 def _decoded(text: bytes) -> Any:
-    weight.check(text, weight.REQUEST)
-    return codec.decode(text or b"{}", tagged=True)
+    return codec.decode(text or b"{}", tagged=True, what=weight.REQUEST)
 
 
 def encoded(value: Any) -> bytes:

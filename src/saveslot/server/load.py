@@ -10,10 +10,13 @@ import asyncio
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from contextvars import ContextVar
+from threading import get_ident
 from typing import ParamSpec, TypeVar
 
 import zstandard
 
+from saveslot.codec.weight import Limits
 from saveslot.errors import InvalidInput, TooLarge, Unavailable
 from saveslot.server.problem import Problem
 
@@ -24,12 +27,15 @@ R = TypeVar("R")
 CALLS, STREAMS = 512, 4000
 # One token gets at most a half of them.
 SHARE = 2
-# Bytes of bodies in memory, of all requests together.
-BYTES = 256 << 20
+# Bytes in memory of all requests together, and of one: bodies, what was read from the store, and answers. They take two
+# to four times as much while they are encoded. One token gets at most a half of them, too.
+BYTES, READ = 512 << 20, 128 << 20
 # Seconds that a request may take once its body has arrived, unless its route is a long job.
 WITHIN = 10.0
 # Seconds that a client may take to send a body, and the head of a request.
 SENDING, HEADING = 60.0, 20.0
+# Seconds that a client may take for a part of an answer, bytes of a part, and bytes per second on the average.
+TAKING, PART, PACE = 30.0, 256 << 10, 1 << 20
 # Milliseconds after which a connection is cut whose client takes none of what was sent.
 UNREAD = 30_000
 # Bytes that zstd needs beside the data: larger windows than any client of ours uses are refused.
@@ -38,9 +44,9 @@ WINDOW = 8 << 20
 RATIO, FREE = 200, 1 << 20
 # Bytes of a body that is read in a thread, so that other requests go on meanwhile.
 APART = 256 << 10
-# The weight of JSON (`codec.weight`) that one request may bring, or have decoded: half a second of work at most. An
-# import has a whole history, and is worked on in a thread.
-HEAVIEST, IMPORTED = 400_000, 1_200_000
+# The weight of JSON (`codec.weight`) that one request may bring, or have decoded, at once and in all: about a quarter
+# of a second of work. An import has a whole history, and is worked on in a thread.
+HEAVIEST, DECODED, IMPORTED = 400_000, 600_000, 1_200_000
 
 
 class Room:
@@ -49,7 +55,8 @@ class Room:
         self._bytes = most
         self.open = {False: 0, True: 0}
         self._of = Counter[tuple[bool, str]]()  # the same of each token
-        self.held = 0  # bytes of bodies
+        self.held = 0  # bytes in memory
+        self._held_of = Counter[str]()
         self.refused = 0
         self.draining = asyncio.Event()  # the process is told to end: streams end, and their clients go elsewhere
 
@@ -72,12 +79,70 @@ class Room:
         if not self._of[stream, token]:
             del self._of[stream, token]
 
-    def take(self, size: int) -> None:
-        """Count bytes of a body that arrived."""
+    def take(self, token: str, size: int) -> None:
+        """Count bytes in memory."""
         if self.held + size > self._bytes:
             self.refused += 1
             raise Unavailable(f"the server has {self._bytes >> 20} MB of requests in memory, its limit; retry")
+        if token and self._held_of[token] + size > self._bytes // SHARE:
+            self.refused += 1
+            share = self._bytes // SHARE >> 20
+            raise Unavailable(f"this token has {share} MB of requests in memory, its share of the server; retry")
         self.held += size
+        self._held_of[token] += size
+
+    def give(self, token: str, size: int) -> None:
+        self.held -= size
+        self._held_of[token] -= size
+        if not self._held_of[token]:
+            del self._held_of[token]
+
+
+class Load:
+    """The bytes of one request in memory."""
+
+    def __init__(self, room: Room, *, keeps: bool) -> None:
+        self.token = ""
+        self._room = room
+        self._keeps = keeps  # False: what it reads is gone before it reads again, as in a stream
+        self._body = self._read = 0
+        self._ended = False
+        self._thread = get_ident()
+        self.limits = Limits(HEAVIEST, DECODED if keeps else None, self.decode)
+
+    def decode(self, size: int) -> None:
+        """Count bytes of objects."""
+        self.take(size, "ask for less at a time")
+
+    def bring(self, size: int) -> None:
+        """Count bytes of the body."""
+        self._room.take(self.token, size)
+        self._body += size
+
+    def take(self, size: int, hint: str) -> None:
+        """Count what was read, or is the answer; `TooLarge` if that is too much for one request."""
+        if self._ended or get_ident() != self._thread:  # work that it left behind, or that counts beforehand
+            return
+        if not self._keeps:
+            self._give()
+        if self._read + size > READ:
+            raise TooLarge("what this request reads", limit=READ, size=self._read + size, hint=hint)
+        self._room.take(self.token, size)
+        self._read += size
+
+    def _give(self) -> None:
+        self._room.give(self.token, self._read)
+        self._read = 0
+
+    def end(self) -> None:
+        self._ended = True
+        self.limits.left = None
+        self._room.give(self.token, self._body + self._read)
+        self._body = self._read = 0
+
+
+# The load of the request that is worked on.
+LOAD: ContextVar[Load | None] = ContextVar("load", default=None)
 
 
 async def apart(size: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -81,7 +81,7 @@ async def own(manager: SessionManager, room: Room, seen: Seen) -> list[Family]:
         _family("http_open", "gauge", "Requests and streams under way.", [
             ({"kind": "stream" if stream else "request"}, many) for stream, many in room.open.items()
         ]),
-        _family("http_body_bytes", "gauge", "Bytes of request bodies in memory.", [({}, room.held)]),
+        _family("http_body_bytes", "gauge", "Bytes of requests in memory, and of answers.", [({}, room.held)]),
         _family("http_refused_total", "counter", "Requests refused for want of room.", [({}, room.refused)]),
         _family("http_received_bytes_total", "counter", "Bytes of request bodies.", [({}, seen.received)]),
         _family("http_sent_bytes_total", "counter", "Bytes of answers, but for streams.", [({}, seen.sent)]),

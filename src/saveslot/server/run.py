@@ -23,6 +23,7 @@ from saveslot.server.guard import LOOPBACK, RATE, Rates
 from saveslot.server.keepers import Keepers, Retaining
 from saveslot.server.limits import Limited
 from saveslot.server.load import HEADING, UNREAD
+from saveslot.server.measured import Measured
 from saveslot.server.metrics import own
 from saveslot.server.seen import log_json
 from saveslot.server.siblings import Siblings
@@ -110,7 +111,7 @@ class limited(open_sessions):  # noqa: N801  (reads like `open`)
 
     def _around(self, store: Store) -> Store:
         self.limits = Limited(store)
-        return self.limits
+        return Measured(self.limits)
 
 
 class Position(NamedTuple):

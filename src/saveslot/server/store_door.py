@@ -19,6 +19,7 @@ from saveslot.errors import Corrupt, Forbidden, InvalidInput, QuotaExceeded, Sav
 from saveslot.server.call import Call
 from saveslot.server.keys import require
 from saveslot.server.load import apart, check_tokens
+from saveslot.server.measured import check_short
 from saveslot.server.namespaces import listed
 from saveslot.server.problem import Problem
 from saveslot.server.routes import Route, Scope
@@ -128,6 +129,7 @@ async def _taken(
 
 def _check(caller: Caller, group: Group) -> None:
     checked(group)
+    check_short(group)
     for entry in group.entries:
         _require_stamp(caller, entry)
         _require_numbers(entry.seq, entry.at, entry.fence, entry.data_seq, entry.about_seq, entry.base)
@@ -195,7 +197,7 @@ async def _add_frames(call: Call, head: Head) -> None:
     """Save the client of one session a second request: it asks for a state to rebuild it."""
     if head.data is None or head.frames is not None or head.row.locked is not None:
         return
-    with suppress(Corrupt):  # the client meets it as well, and says where
+    with suppress(Corrupt, TooLarge):  # the client meets a damaged one as well, and reads a large one in parts
         recipe = Recipe.unpack(head.data.recipe, head.data.seq)
         head.frames = await frames_of(call.store, head.row.key, [recipe])
 

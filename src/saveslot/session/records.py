@@ -5,7 +5,7 @@ They belong to no checkpoint: retention, `latest` and `~n` do not count them, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any, Self
 
@@ -20,9 +20,11 @@ from saveslot.session.timeline import note_of
 from saveslot.stores import Store
 from saveslot.values.checks import Data, as_name, copied
 from saveslot.values.kinds import Kind
-from saveslot.values.log import MAX_SEQ, Entry, Wanted, moment
+from saveslot.values.log import MAX_SEQ, Entry, Head, Wanted, moment
 
 RECORDS = frozenset({Kind.RECORD})
+# Entries among which the first records of a page are looked for; then twice as many each time.
+SPAN = 64
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -75,6 +77,16 @@ class NewRecord(msgspec.Struct, frozen=True):
         """
         entry = await entry_of(store, key, self.request, "key")
         return None if entry is None else entry.seq
+
+
+async def each(store: Store, head: Head, name: str | None = None, after: int = 0) -> AsyncIterator[Record]:
+    """Yield the records after that number, oldest first, and read no more of them than are taken, but for a few."""
+    span, last = SPAN, head.last.seq
+    while after < last:
+        reach = (after + 1, min(after + span, last))
+        for entry in await store.entries(head.row.key, Wanted([reach], kinds=RECORDS, name=name, frames=False)):
+            yield Record.of(entry, f"{head.row.session_id}:{entry.seq}")
+        after, span = reach[1], 2 * span
 
 
 async def stored(

@@ -184,6 +184,11 @@ async def fitting(items: Iterable[SessionCheckpoint], *, data: bool = True) -> l
     return texts
 
 
+def paged(items: Iterable[bytes], following: str | None) -> Response:
+    """Return a page whose items are JSON already."""
+    return Response(b'{"items":[%b],"next":%b}' % (b",".join(items), encoded(following)), media_type=JSON)
+
+
 def one(call: Call, value: AgentSession, status: int | None = None) -> Response:
     """Answer with a session."""
     headers = conditions.etag(value.version)

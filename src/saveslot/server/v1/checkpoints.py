@@ -12,7 +12,7 @@ from saveslot.codec.outline import Kind
 from saveslot.errors import InvalidInput
 from saveslot.manager import parts
 from saveslot.manager.parts import CHILDREN, MOST, OPERATIONS
-from saveslot.server.call import JSON, Call, encoded
+from saveslot.server.call import JSON, Call
 from saveslot.server.load import APART
 from saveslot.server.routes import Route
 from saveslot.server.v1.answers import (
@@ -26,6 +26,7 @@ from saveslot.server.v1.answers import (
     Version,
     checkpoint,
     fitting,
+    paged,
 )
 from saveslot.server.v1.conditions import (
     IF_MATCH,
@@ -228,9 +229,7 @@ async def history(call: Call) -> Response:
     )
     items = await fitting(reversed(page[-query.limit :]), data=query.data)
     more = len(page) > len(items)
-    following = encoded(str(page[-len(items)].seq) if more else None)
-    text = b'{"items":[%b],"next":%b}' % (b",".join(reversed(items)), following)
-    return Response(text, media_type=JSON)
+    return paged(reversed(items), str(page[-len(items)].seq) if more else None)
 
 
 async def read(call: Call) -> Response:

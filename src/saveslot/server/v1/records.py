@@ -7,9 +7,10 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from saveslot.server.call import Call
+from saveslot.manager.records import each
+from saveslot.server.call import Call, encoded
 from saveslot.server.routes import Route
-from saveslot.server.v1.answers import Page, Time, Value
+from saveslot.server.v1.answers import ROOM, Page, Time, Value, paged
 from saveslot.server.v1.conditions import IF_MATCH, KEY, LEASE, key, write_either
 from saveslot.server.v1.sessions import Id
 from saveslot.session.held import Held
@@ -64,10 +65,15 @@ async def add(call: Call) -> Response:
 
 async def find(call: Call) -> Response:
     query: RecordListing = call.query
-    records = await call.sessions.records(call.path["id"], name=query.name, after=query.after)
-    more, records = len(records) > query.limit, records[: query.limit]
-    following = str(records[-1].seq) if more else None
-    return call.json({"items": [record.to_dict() for record in records], "next": following})
+    texts: list[bytes] = []
+    seq = size = 0
+    more = False
+    async for record in each(call.sessions, call.path["id"], name=query.name, after=query.after):
+        if more := len(texts) == query.limit or size > ROOM:
+            break
+        texts.append(encoded(record.to_dict()))
+        seq, size = record.seq, size + len(texts[-1])
+    return paged(texts, str(seq) if more else None)
 
 
 ROUTES = [

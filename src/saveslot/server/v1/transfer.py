@@ -47,7 +47,7 @@ async def _all(call: Call, first: str, parts: AsyncIterator[str]) -> AsyncIterat
 async def load(call: Call) -> Response:
     query: Importing = call.query
     body = await call.body()
-    weight.HEAVIEST.set(IMPORTED)
+    call.load.limits.heaviest = IMPORTED
     await apart(len(body), weight.check, body, weight.REQUEST)
     try:
         text = body.decode()

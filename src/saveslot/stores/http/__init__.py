@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from saveslot.errors import InvalidInput, SaveslotError, Unavailable, from_dict
+from saveslot.errors import InvalidInput, SaveslotError, TooLarge, Unavailable, from_dict
 from saveslot.stores import Store, Traits
 from saveslot.stores.http import wire
 from saveslot.stores.http.servers import Servers
@@ -113,12 +114,20 @@ class HttpStore(Store):
         return await (self._joining_states if state else self._joining).answers(refs)
 
     async def _heads(self, refs: Sequence[Ref], *, state: bool = False) -> list[Head | None]:
-        return await self._call("heads", wire.Heads(list(refs), state))
+        try:
+            return await self._call("heads", wire.Heads(list(refs), state))
+        except TooLarge:
+            if len(refs) == 1:
+                raise
+            half = len(refs) // 2
+            return [*await self._heads(refs[:half], state=state), *await self._heads(refs[half:], state=state)]
 
     async def entries(self, key: bytes, wanted: Wanted = ALL) -> list[Entry]:
+        entries = None
         if sum(last - first + 1 for first, last in wanted.ranges) <= wire.PAGE:
-            entries = await self._page(key, wanted)
-        else:
+            with suppress(TooLarge):
+                entries = await self._page(key, wanted)
+        if entries is None:
             entries = await self._pages(key, wanted)
         if wanted.frames and (wanted.room is None or wanted.room > wire.ROOM):
             await self._fill(key, wanted, entries)
@@ -131,11 +140,17 @@ class HttpStore(Store):
     async def _pages(self, key: bytes, wanted: Wanted) -> list[Entry]:
         """Read more entries than one answer has, the newest first."""
         entries: list[Entry] = []  # newest first
-        left, room, below = wanted.newest, wanted.room, MAX_SEQ + 1
+        left, room, below, many = wanted.newest, wanted.room, MAX_SEQ + 1, wire.PAGE
         while left is None or left > 0:
-            most = wire.PAGE if left is None else min(left, wire.PAGE)
+            most = many if left is None else min(left, many)
             ranges = [(first, min(last, below - 1)) for first, last in wanted.ranges]
-            page = await self._page(key, replace(wanted, ranges=ranges, newest=most, room=room))
+            try:
+                page = await self._page(key, replace(wanted, ranges=ranges, newest=most, room=room))
+            except TooLarge:
+                if most == 1:
+                    raise
+                many = most // 2
+                continue
             new = [entry for entry in page if entry.seq < below]  # a chain is read from its beginning each time
             entries += reversed(new)
             if len(page) < most or not new:
@@ -165,9 +180,16 @@ class HttpStore(Store):
 
     async def find(self, query: Query, after: Place | None = None, limit: int = 100) -> list[Row]:
         rows: list[Row] = []
+        many = wire.PAGE
         while True:
-            wanted = min(limit - len(rows), wire.PAGE)
-            page: list[Row] = await self._call("find", wire.Find(query, after, wanted))
+            wanted = min(limit - len(rows), many)
+            try:
+                page: list[Row] = await self._call("find", wire.Find(query, after, wanted))
+            except TooLarge:
+                if wanted == 1:
+                    raise
+                many = wanted // 2
+                continue
             rows += page
             if len(page) < wanted or len(rows) == limit:
                 return rows
