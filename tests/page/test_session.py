@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -136,3 +137,75 @@ def test_large_state_is_read_in_parts(watched, url):
     expect(page.get_by_role("link", name="Download it as JSON")).to_be_visible()
     page.wait_for_timeout(300)
     assert sum(sizes) < 2_000_000
+
+
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+
+
+def centred(page: Page) -> None:
+    """The selected entry is in the middle of the tape, whose padding is half as wide as what is seen of it."""
+    page.wait_for_function("""() => {
+        const [box, slider] = [document.querySelector('.tape-scroll'), document.querySelector('.tape')];
+        return Math.abs(box.scrollLeft - Number(slider.dataset.x)) <= 1;
+    }""")
+
+
+def test_on_a_phone_the_tape_scrolls_under_a_playhead_that_stands_still(watched):
+    """A finger scrolls the tape, and the entry in its middle is selected; a tap and a log line bring theirs there."""
+    page = watched.open("/sessions/trip-lisbon?at=5", **PHONE)
+    slider = page.get_by_role("slider")
+    expect(slider).to_have_attribute("aria-valuenow", "5")
+    centred(page)
+    mark = page.locator(".playhead-still").bounding_box()
+    box = page.locator(".tape-scroll").bounding_box()
+    at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + 90}
+    touch = page.context.new_cdp_session(page)
+    for n in range(16):
+        points = [{**at, "x": at["x"] - 10 * n}]
+        touch.send("Input.dispatchTouchEvent", {"type": "touchMove" if n else "touchStart", "touchPoints": points})
+    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    expect(slider).not_to_have_attribute("aria-valuenow", "5")
+    centred(page)
+    page.wait_for_timeout(500)
+    scrolled = selected(page)
+    assert 6 <= scrolled <= 14
+    expect(page.locator(".log-row.selected .seq")).to_have_text(str(scrolled))
+    expect(page.locator(".playhead-still text")).to_have_text(str(scrolled))
+    expect(page).to_have_url(re.compile(f"at={scrolled}"))
+    assert page.locator(".playhead-still").bounding_box() == mark
+    page.locator(".log-row", has_text="planned").first.tap()
+    expect(slider).to_have_attribute("aria-valuenow", "5")
+    centred(page)
+    page.locator(".tape-scroll").tap(position={"x": box["width"] / 2 + 100, "y": 90})
+    expect(slider).not_to_have_attribute("aria-valuenow", "5")
+    page.locator(".transport").get_by_role("button", name="First entry").tap()
+    expect(slider).to_have_attribute("aria-valuenow", "1")
+    page.locator(".transport").get_by_role("button", name="Newest entry").tap()
+    expect(page).to_have_url(re.compile("/sessions/trip-lisbon$"))
+
+
+def test_two_fingers_zoom_the_tape_at_its_playhead(watched):
+    """Fingers that move apart make the tape wider, those that meet narrower; the entry stays in the middle."""
+    page = watched.open("/sessions/trip-lisbon?at=5", **PHONE)
+    expect(page.get_by_role("slider")).to_have_attribute("aria-valuenow", "5")
+    centred(page)
+    box = page.locator(".tape-scroll").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + 90
+    touch = page.context.new_cdp_session(page)
+
+    def pinch(*apart: float) -> None:
+        for n, half in enumerate([*apart, 0.0]):
+            points = [{"x": x - half, "y": y, "id": 0}, {"x": x + half, "y": y, "id": 1}] if half else []
+            kind = "touchMove" if n and half else "touchEnd" if n else "touchStart"
+            touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    wide = page.locator(".tape svg").first.bounding_box()["width"]
+    pinch(40, 50, 60, 70, 80, 90, 100, 110)
+    expect(page).to_have_url(re.compile("zoom=3"))
+    page.wait_for_function(f"document.querySelector('.tape svg').getBoundingClientRect().width > {wide}")
+    centred(page)
+    expect(page.get_by_role("slider")).to_have_attribute("aria-valuenow", "5")
+    assert page.evaluate("visualViewport.scale") == 1
+    pinch(100, 90, 80, 70, 60, 50, 40, 30, 20)
+    expect(page).not_to_have_url(re.compile("zoom="))
+    centred(page)

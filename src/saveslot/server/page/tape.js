@@ -88,8 +88,11 @@ const drawFork = ({ x, y, end, notches, id, state, label, before }) => svg`<g cl
   <text class=${before ? "halo before" : "halo"} x=${before ? x - 8 : end + 22} y=${y + 4}><tspan class="fork-id">${plain(id)}</tspan> ${label}</text>
 </g>`;
 
-/** The tape, with a line of the playhead under what is written. @param {Marks} marks @param {number} selected -1 without one @param {number} [a] */
-const drawing = (marks, selected, a = -1) => svg`
+/** @param {Marks} marks @param {number} x */
+const line = ({ height }, x) => svg`<path class="playhead-line" d=${`M${x} ${RULER}V${height - 4}`}/>`;
+
+/** The tape, with a line of the playhead under what is written. @param {Marks} marks @param {number} selected -1 without one @param {number} [a] @param {boolean} [still] the line is drawn elsewhere */
+const drawing = (marks, selected, a = -1, still = false) => svg`
   <path class="ruler-line" d=${`M14 ${RULER + 4}H${marks.width - 14}`}/>
   ${each(marks.ruler.filter(({ x }) => [selected, a].every((i) => i < 0 || Math.abs(x - marks.xs[i]) > PLAYHEAD_GAP)), (_, i) => i, ({ x, text }) => svg`<g><path class="tick" d=${`M${x} ${RULER + 1}v6`}/><text class=${x < 20 ? "axis start" : "axis"} x=${x} y="15">${text}</text></g>`)}
   ${marks.nowX ? svg`<text class="axis now-label" x=${marks.nowX + 6} y="15">now</text>` : null}
@@ -97,7 +100,7 @@ const drawing = (marks, selected, a = -1) => svg`
   ${each(marks.clips, (_, i) => i, drawClip)}
   ${each(marks.hatched, (_, i) => i, ({ x, width }) => svg`<rect class="hatched" x=${x} y=${CLIP + HEADER} width=${Math.max(0, width)} height=${BODY} fill="url(#hatch)"/>`)}
   ${each(marks.arcs, (_, i) => i, (arc) => drawArc(arc))}
-  ${selected < 0 ? null : svg`<path class="playhead-line" d=${`M${marks.xs[selected]} ${RULER}V${marks.height - 4}`}/>`}
+  ${selected < 0 || still ? null : line(marks, marks.xs[selected])}
   ${each(marks.forks, ({ id }) => id, drawFork)}
   ${each(marks.effects, ({ index }) => index, drawEffect)}
   ${each(marks.notches, ({ index }) => index, (notch) => drawNotch(notch, selected))}
@@ -107,9 +110,8 @@ const drawing = (marks, selected, a = -1) => svg`
 
 export const hatch = svg`<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><path class="hatch-line" d="M0 0v6"/></pattern></defs>`;
 
-/** @param {Marks} marks @param {number} index @param {number} seq */
-function flag({ xs }, index, seq) {
-  const x = xs[index];
+/** @param {number} x @param {number} seq */
+function flag(x, seq) {
   const text = String(seq);
   const half = Math.max(14, text.length * 3.8 + 8);
   return svg`<g class="playhead"><path class="flag" d=${`M${x - half} 2h${2 * half}v13l${-half} 6l${-half} -6z`}/><text x=${x} y="14">${text}</text></g>`;
@@ -152,10 +154,14 @@ function card(marks, { entries }) {
     ${entry.changed?.length ? html`<div class="mono">${plain(entry.changed.join(", ")).slice(0, 160)}</div>` : null}${entry.damaged ? html`<div class="s-failed">damaged: ${plain(entry.damaged)}</div>` : null}</div>`;
 }
 
+/** A finger first scrolls; what it taps is selected. */
+let touched = false;
+
 /**
- * @param {{marks: Marks, story: Story, index: number, a: number, onselect: (index: number) => void, label: string}} view `a` is -1 without A
+ * @param {{marks: Marks, story: Story, index: number, a: number, onselect: (index: number) => void, label: string, still?: number}} view
+ * `a` is -1 without A; `still`: the playhead stands still, this wide is the tape that scrolls under it
  */
-export function tape({ marks, story, index, a, onselect, label }) {
+export function tape({ marks, story, index, a, onselect, label, still = 0 }) {
   const { entries } = story;
   /** @param {PointerEvent} event */
   const at = (event) => {
@@ -163,31 +169,72 @@ export function tape({ marks, story, index, a, onselect, label }) {
     return nearest(marks.xs, event.clientX - /** @type {Element} */ (drawn).getBoundingClientRect().left);
   };
   /** @param {PointerEvent} event */
-  const down = (event) => {
-    if (event.button) return;
+  function choose(event) {
     // The log has the same links for the keyboard: a slider has no children that take focus.
     const fork = /** @type {Element} */ (event.target).closest("[data-href]");
-    if (fork) return go(/** @type {string} */ (fork.getAttribute("data-href")));
+    if (fork) go(/** @type {string} */ (fork.getAttribute("data-href")));
+    else onselect(at(event));
+  }
+  /** @param {PointerEvent} event */
+  const down = (event) => {
+    if (event.button) return;
     hover.value = -1;
-    if (event.pointerType !== "touch") /** @type {Element} */ (event.currentTarget).setPointerCapture(event.pointerId);
-    onselect(at(event));
+    touched = event.pointerType === "touch";
+    if (touched) return;
+    /** @type {Element} */ (event.currentTarget).setPointerCapture(event.pointerId);
+    choose(event);
   };
+  const tap = (/** @type {PointerEvent} */ event) => touched && choose(event);
   /** @param {PointerEvent} event */
   const move = (event) => {
     if (event.pointerType === "touch") return;
     if (event.buttons & 1) onselect(at(event));
     else hover.value = at(event);
   };
-  return html`<div class="tape-scroll" ref=${keepInView}>
-    <div class="tape" role="slider" tabindex="0" aria-label=${label} aria-valuemin=${entries[0].seq} aria-valuemax=${entries[entries.length - 1].seq}
-      aria-valuenow=${entries[index].seq} aria-valuetext=${valueText(story, index)} data-x=${marks.xs[index]}
-      @pointerdown=${down} @pointermove=${move} @pointerleave=${() => (hover.value = -1)}>
+  const slider = html`<div class="tape" role="slider" tabindex="0" aria-label=${label} aria-valuemin=${entries[0].seq} aria-valuemax=${entries[entries.length - 1].seq}
+      aria-valuenow=${entries[index].seq} aria-valuetext=${valueText(story, index)} data-x=${marks.xs[index]} .style=${{ "padding-inline": `${still / 2}px` }}
+      @pointerdown=${down} @pointermove=${move} @click=${tap} @pointerleave=${() => (hover.value = -1)}>
       <svg width=${marks.width} height=${marks.height} aria-hidden="true">${hatch}
         ${a >= 0 ? fromA(marks, a, index) : null}
-        ${drawing(marks, index, a)}
-        ${flag(marks, index, entries[index].seq)}
+        ${drawing(marks, index, a, still > 0)}
+        ${still ? null : flag(marks.xs[index], entries[index].seq)}
       </svg>
-    </div>${card(marks, story)}</div>`;
+    </div>`;
+  if (!still) return html`<div class="tape-scroll" ref=${keepInView}>${slider}${card(marks, story)}</div>`;
+  return html`<div class="tape-still"><div class="tape-scroll" ref=${scrollUnder} .view=${{ marks, index, onselect }}>${slider}</div>
+    <svg class="playhead-still" width="80" height=${marks.height} aria-hidden="true">${line(marks, 40)}${flag(40, entries[index].seq)}</svg></div>`;
+}
+
+// Milliseconds without a scroll after which the tape moves on to the entry next to the playhead.
+const RESTS = 140;
+
+/** The playhead stands still in the middle, and the entry under it is selected. @param {any} scroller whose `view` is what is drawn now */
+function scrollUnder(scroller) {
+  const slider = /** @type {HTMLElement} */ (scroller.querySelector(".tape"));
+  let [held, timer] = [false, 0];
+  const under = () => nearest(scroller.view.marks.xs, scroller.scrollLeft);
+  function snap() {
+    const { marks, index } = scroller.view;
+    if (!held && Math.abs(scroller.scrollLeft - marks.xs[index]) >= 1) scroller.scrollLeft = marks.xs[index];
+  }
+  function scrolled() {
+    const { index, onselect } = scroller.view;
+    if (under() !== index) onselect(under());
+    clearTimeout(timer);
+    timer = setTimeout(snap, RESTS);
+  }
+  const touch = (/** @type {TouchEvent} */ { touches }) => {
+    held = touches.length > 0;
+    clearTimeout(timer);
+    timer = setTimeout(snap, RESTS);
+  };
+  for (const kind of ["touchstart", "touchend", "touchcancel"]) scroller.addEventListener(kind, touch, { passive: true });
+  scroller.addEventListener("scroll", scrolled);
+  // Another entry, or the same one elsewhere as the tape is zoomed or grows.
+  new MutationObserver(() => {
+    if (under() !== scroller.view.index) scroller.scrollLeft = scroller.view.marks.xs[scroller.view.index];
+  }).observe(slider, { attributeFilter: ["data-x", "aria-valuenow"] });
+  snap();
 }
 
 /** A tape wider than the screen scrolls so that its playhead stays in sight, and where it is while one zooms. @param {HTMLElement} scroller */

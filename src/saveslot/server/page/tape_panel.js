@@ -19,6 +19,9 @@ const EDGE = 8;
 const WIDEST = 2000;
 const LEAST = 12;
 
+// Pixels below which the playhead stands still and a finger scrolls the tape under it.
+const NARROW = 640;
+
 // How much wider than its panel a tape can be drawn.
 const ZOOMS = [1, 1.5, 2, 3, 4, 6, 8, 12, 16];
 // Pixels of a turned wheel that are one step of the zoom.
@@ -43,6 +46,23 @@ function onwheel(event) {
   if (Math.abs(turned) < NOTCH) return;
   zoomBy(turned < 0 ? 1 : -1);
   turned = 0;
+}
+
+// How far two fingers move apart, as a part of their distance, for one step of the zoom.
+const PINCH = 1.3;
+let apart = 0;
+/** @param {TouchEvent} event */
+const distance = ({ touches: [a, b] }) => Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY);
+/** Two fingers zoom the tape, not the page. @param {TouchEvent} event */
+function pinch(event) {
+  if (event.touches.length !== 2) return void (apart = 0);
+  if (event.cancelable) event.preventDefault();
+  const now = distance(event);
+  const share = apart ? now / apart : 0;
+  if (share >= PINCH) zoomBy(1);
+  else if (share && share <= 1 / PINCH) zoomBy(-1);
+  else if (share) return;
+  apart = now;
 }
 
 /** @param {import("./session_source.js").SessionSource} source @param {import("./playhead.js").Playhead} head */
@@ -78,8 +98,9 @@ export function tapePanel(source, head) {
     const [here, a] = [entries.indexOf(entry), entries.findIndex(({ seq }) => seq === head.seqA())];
     const { state, created_at: created } = source.session.value;
     const orphaned = source.orphaned();
+    const still = width.value < NARROW ? width.value : 0;
     const marks = marksOf(story, JSON.stringify({
-      width: width.value * zoom(), even: even(), touch: width.value < 640, state, orphaned, selected: here,
+      width: width.value * zoom(), even: even(), touch: still > 0, state, orphaned, selected: here,
       now: orphaned || state === "paused" ? Math.floor(now.value) : 0, ...(entries[0].seq > 1 && { first: Date.parse(created) / 1000 }),
     }));
     const newer = source.log.total.value - head.selected.value;
@@ -97,7 +118,7 @@ export function tapePanel(source, head) {
         <span class="segments"><button aria-pressed=${String(!even())} @click=${() => setEven(false)}>time, silence folded</button><button aria-pressed=${String(even())} @click=${() => setEven(true)}>even</button></span>
       </div>
       ${overview ? longTape({ overview, width: width.value, from: entries[0].seq, to: entries[entries.length - 1].seq, seq: entry.seq, onjump: head.jump }) : null}
-      <div ref=${measure} @wheel=${onwheel}>${tape({ marks, story, index: here, a, onselect: (i) => head.select(source.entries().indexOf(entries[i])), label: `Entries of ${plain(source.id)}` })}</div>
+      <div ref=${measure} @wheel=${onwheel} @touchstart=${pinch} @touchmove=${pinch}>${tape({ still, marks, story, index: here, a, onselect: (i) => head.select(source.entries().indexOf(entries[i])), label: `Entries of ${plain(source.id)}` })}</div>
     </section>`;
   };
 }
