@@ -54,6 +54,15 @@ def test_changes_in_a_script_need_the_full_id(run, samples, argv):
     assert run("ls", "--json").out == before
 
 
+def test_mistyped_id_gets_the_likely_one(run, samples):
+    """A command that finds no such session names the id most like it, or the command that lists ids."""
+    answer = run("show", "nigthly")
+    assert (answer.code, answer.out) == (5, "")
+    assert "did you mean nightly?" in answer.err
+    answer = run("show", "zzzzzz")
+    assert answer.err.endswith("no session zzzzzz in namespace default; `saveslot ls` lists the sessions\n")
+
+
 def test_unique_end_names_a_session(run, samples):
     """The end of an id is enough, if no id begins so and only one ends so."""
     assert json.loads(run("show", "ightly", "--json").out)["session_id"] == "nightly"

@@ -15,13 +15,14 @@ CALL = re.compile(r"\b[a-z]+_[a-z]+\b\(?|\b[a-z]+\(|\bheld\b|=True")
 
 @pytest.mark.parametrize("one", advice.ALL, ids=lambda one: one.python[:40])
 def test_other_doors_name_no_python(one):
-    """What a caller over HTTP or a model reads names requests or tools, not calls and keyword arguments of Python."""
+    """Callers over HTTP, models and users of the command read no calls and keyword arguments of Python."""
     allowed = {"lease_id", "session_id", "exist_ok", "session_completed", "session_failed"}
-    for text in (one.request, one.tool):
+    for text in (one.request, one.tool, one.command):
         assert set(CALL.findall(text)) <= allowed
     assert f"x; {one}. y" == f"x; {one.python}. y"
     assert advice.reworded(f"x; {one}. y", "tool") == f"x; {one.tool}. y"
     assert advice.reworded(f"x; {one}. y", "request") == f"x; {one.request}. y"
+    assert advice.reworded(f"x; {one}. y", "command") == f"x; {one.command}. y"
 
 
 def test_advice_stands_once():

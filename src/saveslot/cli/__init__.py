@@ -108,12 +108,13 @@ def _ended(run: Callable[[], None]) -> int:
     from saveslot.cli.screen import note
     from saveslot.errors import SaveslotError
     from saveslot.values import codes
+    from saveslot.values.advice import reworded
 
     try:
         run()
     except SaveslotError as exc:
         hint = "; run `saveslot doctor` for the extent of the damage" if exc.code == "corrupt" else ""
-        note(f"saveslot: {exc}{hint}")
+        note(f"saveslot: {reworded(str(exc), 'command')}{hint}")
         return exits.exit_code(exc)
     except CycloptsError as exc:
         note(f"saveslot: {complaint(exc)}")

@@ -47,7 +47,7 @@ async def find(sessions: SessionManager, text: str, *, changes: bool = False) ->
         if (session := await _by_end(sessions, part)) is not None:
             return Target(session, ref)
     name = text.partition("@")[0] or text
-    raise await missing(sessions, name, WHOLE) if exact else unknown(name, sessions.namespace)
+    raise await missing(sessions, name, WHOLE if exact else "")
 
 
 async def find_session(sessions: SessionManager, text: str, *, changes: bool = False) -> AgentSession:
@@ -60,11 +60,12 @@ async def find_session(sessions: SessionManager, text: str, *, changes: bool = F
 
 async def missing(sessions: SessionManager, id: str, why: str = "This command needs the full id") -> NotFound:
     """The error of a command that accepts full ids only. It suggests the likely id."""
-    likely = await sessions.find(prefix=id, limit=2) or await _ending(sessions, id)
+    likely = [one.session_id for one in await sessions.find(prefix=id, limit=2) or await _ending(sessions, id)]
+    likely = likely or await _like(sessions, id)
     if not likely:
         return unknown(id, sessions.namespace)
-    hint = f"did you mean {likely[0].session_id}?" if len(likely) == 1 else "several ids start or end with that."
-    return NotFound(f"no session {id} in namespace {sessions.namespace}; {hint} {why}")
+    hint = f"did you mean {likely[0]}?" if len(likely) == 1 else "several ids start or end with that."
+    return NotFound(f"no session {id} in namespace {sessions.namespace}; {hint} {why}".rstrip())
 
 
 async def whole(sessions: SessionManager, id: str) -> str:
@@ -123,6 +124,13 @@ async def _ending(sessions: SessionManager, end: str) -> list[AgentSession]:
         if after is None:
             break
     return matches
+
+
+async def _like(sessions: SessionManager, id: str) -> list[str]:
+    """The id most like a mistyped one, of the newest sessions."""
+    from difflib import get_close_matches
+
+    return get_close_matches(id, [session.session_id for session in await sessions.find(limit=PAGE)], 1)
 
 
 def _ambiguous(part: str, matches: Sequence[AgentSession], count: int) -> Misuse:

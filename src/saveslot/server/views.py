@@ -26,6 +26,7 @@ from saveslot.server.routes import Route
 from saveslot.server.v1 import steps
 from saveslot.server.v1.conditions import UNLESS, etag, unchanged
 from saveslot.server.v1.sessions import labelled
+from saveslot.values.advice import reworded
 from saveslot.values.answers import Time
 from saveslot.values.lifecycle import SessionState
 
@@ -58,7 +59,9 @@ async def show_log(call: Call) -> Response:
 
 
 async def show_outlook(call: Call) -> Response:
-    return call.json((await outlook(call.sessions, call.path["id"])).to_dict())
+    view = (await outlook(call.sessions, call.path["id"])).to_dict()
+    refused = {verb: reworded(why, "request") for verb, why in view["refused"].items()}
+    return call.json({**view, "refused": refused})
 
 
 class ShapesQuery(Struct, forbid_unknown_fields=True):
