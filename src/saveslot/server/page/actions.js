@@ -34,7 +34,17 @@ import { html, signal } from "./view.js";
 export function why(subject, verb, scope = "write") {
   if (!subject.live) return "no connection to the server";
   if (subject.locked && verb !== "delete") return "sealed: this server does not have its key";
-  return missing(scope) || subject.outlook?.refused[verb] || "";
+  return missing(scope) || (subject.outlook?.refused[verb] ? refusal(subject, verb) : "");
+}
+
+/** Why the session's state refuses a verb, in the words of this page. @param {Subject} subject @param {string} verb */
+function refusal({ state, orphaned, owner, outlook }, verb) {
+  const worker = plain(owner?.worker ?? outlook?.owner?.worker ?? "");
+  if (verb === "release" || verb === "recover") return outlook?.refused[verb] ?? "";
+  if (state === "completed") return "it is completed: fork it to continue from there";
+  if (state === "failed") return "it failed: recover it first";
+  if (worker) return orphaned ? `${worker} is silent but still holds it: release it first` : `${worker} holds it: wait, or release it first`;
+  return outlook?.refused[verb] ?? "";
 }
 
 /** @param {string} version */
@@ -65,7 +75,7 @@ export async function rollback(subject, target) {
   const steps = after.filter(({ kind }) => kind === "step_finished");
   const later = after.filter(({ kind }) => kind === "checkpoint");
   const index = entries.indexOf(target);
-  const marks = layout(story(entries.slice(Math.max(0, index - 20)).slice(-160)), { width: 620, state: "completed" });
+  const marks = layout(story(entries.slice(Math.max(0, index - 20)).slice(-160)), { width: Math.min(620, innerWidth - 72), state: "completed" });
   const operations = signal(/** @type {import("./operations.js").Operation[] | null} */ (null));
   const from = head.data_seq ?? head.seq;
   get(`${sessionPath(id)}/diff`, { a: from, b: target.seq, old: true }).then(({ items }) => (operations.value = items)).catch((error) => toast(error.message));
@@ -87,7 +97,7 @@ export async function rollback(subject, target) {
       <div class="boxed"><div class="sum-line">${operations.value ? html`${summary(operations.value)} <span class="soft">from now (${from}) to ${target.seq}</span>` : html`<span class="soft">comparing …</span>`}</div>
       <div class="scrolled" tabindex="0">${operations.value ? operationRows(operations.value) : null}</div></div>
       <ul class="consequences">
-        ${steps.length ? html`<li>${icon("events")}<span><b>${many(steps.length, "step")} ${steps.length === 1 ? "is" : "are"} not undone:</b> <span class="mono">${plain(steps.slice(0, 4).map((e) => `${e.name} ${e.step?.key ?? ""}`.trim()).join(", "))}${steps.length > 4 ? " …" : ""}</span>. They happened; their results stay in the log.</span></li>` : null}
+        ${steps.length ? html`<li>${icon("events")}<span><b>${many(steps.length, "step")} ${steps.length === 1 ? "is" : "are"} not undone:</b> <span class="mono">${plain(steps.slice(0, 4).map((e) => `${e.name} ${e.step?.key ?? ""}`.trim()).join(", "))}${steps.length > 4 ? " …" : ""}</span>. ${steps.length === 1 ? "It happened; its result stays" : "They happened; their results stay"} in the log.</span></li>` : null}
         ${subject.state === "failed" ? html`<li>${icon("events")}<span>The session becomes <b>active</b> again.</span></li>` : null}
         ${subject.owner && !subject.orphaned ? html`<li>${icon("events")}<span><b>${plain(subject.owner.worker)}</b> holds it: its next checkpoint gets <code>Conflict</code>, and it reads the session again.</span></li>` : null}
       </ul>`,

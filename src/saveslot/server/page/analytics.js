@@ -34,12 +34,14 @@ export function analyticsScreen() {
       if (mine !== asked || place.peek().path !== "/analytics") return;
       analytics.value = value;
       trouble.value = "";
-      if (!query().get("agent")) agents.value = Object.keys(value.by_agent_type);
       // The first pair of names that sessions go through, until one is chosen.
       const [first, ...others] = value.funnel;
       if (!query().get("from") && others.length) replace(withQuery({ from: first.name, to: others[others.length - 1].name }));
     }).catch((error) => (trouble.value = error.message));
   }
+  get("/sessions/facets", { level: "cached" }).then((facets) => (agents.value = Object.keys(facets.by_agent_type))).catch(() => {});
+  /** Those that can be chosen, and the one that is. */
+  const listed = () => [...new Set([query().get("agent") ?? "", ...agents.value])].filter(Boolean);
   const stop = effect(() => {
     wanted();
     load();
@@ -51,7 +53,7 @@ export function analyticsScreen() {
   /** @param {number[][]} hours */
   function heatmap(hours) {
     const most = Math.max(1, ...hours.flat());
-    const cells = html`<div class="heatmap" role="img" aria-label="Checkpoints by weekday and hour, UTC">${hours.map((row, day) => html`<span class="soft">${DAYS[day]}</span>${row.map((n, hour) => html`<i title=${`${DAYS[day]} ${String(hour).padStart(2, "0")}:00, ${many(n, "checkpoint")}`} .style=${{ "--heat": String(n / most) }}></i>`)}`)}
+    const cells = html`<div class="heatmap" role="img" aria-label="Checkpoints by weekday and hour, UTC">${hours.map((row, day) => html`<span class="soft">${DAYS[day]}</span>${row.map((n, hour) => html`<i title=${`${DAYS[day]} ${String(hour).padStart(2, "0")}:00, ${many(n, "checkpoint")}`} .style=${{ "--heat": String(Math.sqrt(n / most)) }}></i>`)}`)}
       <span></span>${hours[0].map((_, hour) => html`<span class="soft hour">${hour % 3 ? "" : String(hour).padStart(2, "0")}</span>`)}</div>`;
     return withTable("heatmap", cells, [["", ...hours[0].map((_, hour) => hour)], ...hours.map((row, day) => [DAYS[day], ...row])]);
   }
@@ -59,7 +61,7 @@ export function analyticsScreen() {
   /** @param {{name: string, reached: number, failed_after: number}[]} funnel */
   function stages(funnel) {
     const top = Math.max(1, ...funnel.map(({ reached }) => reached));
-    const chart = html`<ul class="funnel">${each(funnel.slice(0, STAGES), ({ name }) => name, ({ name, reached, failed_after: failed }) => html`<li><span class="mono">${clipped(name, 40)}</span><span class="stage" .style=${{ "--reached": String(reached / top), "--lost": String(failed / top) }}></span><span><b>${count(reached)}</b> <span class="soft">${((100 * reached) / top).toFixed(0)} %</span>${failed ? html` <span class="s-failed">✗ ${count(failed)}</span>` : null}</span></li>`)}</ul><p class="soft">✗ sessions that failed with this as their last checkpoint${funnel.length > STAGES ? `; ${many(funnel.length - STAGES, "more name")} in the table` : ""}</p>`;
+    const chart = html`<ul class="funnel">${each(funnel.slice(0, STAGES), ({ name }) => name, ({ name, reached, failed_after: failed }) => html`<li><span class="mono">${clipped(name, 40)}</span><span class="stage" .style=${{ "--reached": String(reached / top), "--lost": String(failed / top) }}></span><span><b>${count(reached)}</b> <span class="soft">${((100 * reached) / top).toFixed(0)} %</span>${failed ? html` <span class="s-failed">✗ ${count(failed)}</span>` : null}</span></li>`)}</ul><p class="soft">${[funnel.some(({ failed_after: failed }) => failed) ? "✗ failed, with this as their last checkpoint" : "", funnel.length > STAGES ? `${many(funnel.length - STAGES, "more name")} in the table` : ""].filter(Boolean).join("; ")}</p>`;
     return withTable("funnel", chart, [["name", "reached", "failed after it"], ...funnel.map((f) => [plain(f.name), f.reached, f.failed_after])]);
   }
 
@@ -81,12 +83,12 @@ export function analyticsScreen() {
 
   function view() {
     const a = analytics.value;
-    const head = html`<div class="headline"><h1>Analytics</h1><span class="push"></span>${choice("Agent", "agent", query().get("agent") ?? "", [["", "all agents"], ...agents.value.map((name) => /** @type {[string, string]} */ ([name, plain(name)]))])}
+    const head = html`<div class="headline"><h1>Analytics</h1><span class="push"></span>${choice("Agent", "agent", query().get("agent") ?? "", [["", "all agents"], ...listed().map((name) => /** @type {[string, string]} */ ([name, plain(name)]))])}
       ${choice("Created within", "since", query().get("since") ?? "", SPANS.map(([v, text]) => [v, v ? `last ${text}` : "all times"]))}${copyHere({ cli: command(), curl: curl(apiUrl("/analytics", wanted())) })}</div>`;
     if (!a) return html`${head}${trouble.value ? html`<p class="trouble">${trouble.value}</p>` : html`<div class="panel loading"></div>`}`;
     const { looked_at: looked, between } = a;
     const names = Object.keys(a.by_name).map((name) => /** @type {[string, string]} */ ([name, clipped(name, 40)]));
-    return html`${head}${trouble.value ? html`<p class="trouble">${trouble.value}</p>` : null}<p class="sentence">Counts are of all ${many(a.sessions, "matching session")}. What is said of entries is of the <b>newest ${many(looked.sessions, "session")} and ${many(looked.entries, "entry", "entries")}</b>${looked.since ? `, back to ${moment(Date.parse(looked.since) / 1000)}` : ""}.</p>
+    return html`${head}${trouble.value ? html`<p class="trouble">${trouble.value}</p>` : null}<p class="sentence">Counts are of all ${many(a.sessions, "matching session")}, the charts of <b>${looked.whole ? `all their ${many(looked.entries, "entry", "entries")}` : looked.sessions === a.sessions ? `their newest ${many(looked.entries, "entry", "entries")}` : `${many(looked.entries, "entry", "entries")} of the newest ${count(looked.sessions)}`}</b>${looked.since ? `, back to ${moment(Date.parse(looked.since) / 1000)}` : ""}.</p>
       <div class="halves"><section class="panel" aria-label="When they save"><header class="panel-head"><h2>When they save</h2><span class="soft">checkpoints by weekday and hour, UTC</span></header><div class="pad">${heatmap(a.heatmap)}</div></section>
         <section class="panel" aria-label="How far they get"><header class="panel-head"><h2>How far they get</h2><span class="soft">sessions that reached each name</span></header><div class="pad">${stages(a.funnel)}</div></section></div>
       <section class="panel" aria-label="Time between"><header class="panel-head"><h2>Time between</h2>${choice("From", "from", query().get("from") ?? "", names)} → ${choice("To", "to", query().get("to") ?? "", names)}<span class="soft">${between ? many(between.count, "pair") : ""}</span>${percentiles(between, span)}</header>

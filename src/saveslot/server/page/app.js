@@ -114,9 +114,9 @@ const showKeys = () => ask({ title: "Keys", body: keysView });
 addShortcuts(() => [
   { keys: ["Ctrl k"], text: "find or do", run: openPalette },
   ...PLACES.map(({ path, name, key }) => ({ keys: [`g ${key}`], text: name, run: () => go(path) })),
-  { keys: ["t"], text: "theme", run: toggleTheme },
+  { keys: ["t"], text: "light or dark", run: toggleTheme },
   { keys: ["u"], text: "undo", run: undo },
-  { keys: ["?"], text: "these keys", run: showKeys },
+  { keys: ["?"], text: "show these keys", run: showKeys },
   { keys: ["Escape"], text: "close, or back", run: () => (question.peek() ? close() : place.peek().path === "/session" && go("/sessions")) },
 ]);
 addShortcuts(() => screen.peek()?.shortcuts?.() ?? []);

@@ -66,8 +66,7 @@ export function compareScreen() {
     const mine = ++asked;
     loaded.value = null;
     trouble.value = "";
-    if (!a || !b) trouble.value = "Name two places: /compare?a=SESSION@REF&b=SESSION@REF";
-    else load(parseSide(a), parseSide(b), mine);
+    if (a && b) load(parseSide(a), parseSide(b), mine);
   });
 
   /** @param {Side} a @param {Side} b @param {number} mine */
@@ -99,10 +98,9 @@ export function compareScreen() {
   /** @param {Row} row */
   function sideRow({ path, a, b }) {
     const long = a === b && typeof a?.value === "string" && typeof a?.old === "string";
-    const pieces = long ? words(a?.old, a?.value) : null;
     return html`<tr><th scope="row" class="mono">${dotted(path)}</th>
-      <td class=${`mono ${a ? (a === b ? "" : "removed") : "nothing"}`}>${a ? (a === b ? html`<del>${leafOr(a.old)}</del>` : shown(a.old)) : null}</td>
-      <td class=${`mono ${b ? (a === b ? "" : "added") : "nothing"}`}>${b ? (a === b ? (pieces ?? html`<ins>${leafOr(b.value)}</ins>`) : shown(b.value)) : null}</td></tr>`;
+      <td class=${`mono ${a ? (a === b ? "" : "removed") : "nothing"}`}>${a ? (a === b ? long ? words(a.old, a.value, "new") : html`<del>${leafOr(a.old)}</del>` : shown(a.old)) : null}</td>
+      <td class=${`mono ${b ? (a === b ? "" : "added") : "nothing"}`}>${b ? (a === b ? long ? words(b.old, b.value, "old") : html`<ins>${leafOr(b.value)}</ins>` : shown(b.value)) : null}</td></tr>`;
   }
   const leafOr = (/** @type {any} */ value) => (value !== null && typeof value === "object" ? shown(value) : leaf(value));
 
@@ -126,7 +124,8 @@ export function compareScreen() {
   function view() {
     const two = loaded.value;
     const head = html`<div class="headline"><a class="icon-button" aria-label="Back" href=${two ? sessionUrl(two.b.side.id) : "/sessions"}>${icon("back")}</a><h1>Compare</h1><span class="soft">${two ? relation(two.a, two.b) : ""}</span><span class="push"></span>
-      ${two ? copyHere({ cli: command(), curl: curl(apiUrl(`${sessionPath(two.a.side.id)}/diff`, { a: two.a.seq, b: two.b.seq, session_b: two.a.side.id === two.b.side.id ? null : two.b.side.id })) }) : null}<button @click=${swap}>Swap<kbd aria-hidden="true">x</kbd></button></div>`;
+      ${two ? copyHere({ cli: command(), curl: curl(apiUrl(`${sessionPath(two.a.side.id)}/diff`, { a: two.a.seq, b: two.b.seq, session_b: two.a.side.id === two.b.side.id ? null : two.b.side.id })) }) : null}${query().get("a") && query().get("b") ? html`<button @click=${swap}>Swap<kbd aria-hidden="true">x</kbd></button>` : null}</div>`;
+    if (!query().get("a") || !query().get("b")) return html`${head}${bareView()}`;
     if (!two) return html`${head}<section class="panel pad">${trouble.value || html`<div class="grey-bars"><i></i><i></i></div>`}</section>`;
     const { summary } = two;
     return html`${head}<div class="sides">${card("A", two.a)}${card("B", two.b)}</div>
@@ -139,9 +138,14 @@ export function compareScreen() {
   return { title: "Compare", view, shortcuts, dispose: stop };
 }
 
+/** Without two places to compare: how to choose them. */
+const bareView = () => html`<section class="panel pad missing"><h2>Choose two checkpoints</h2>
+  <p>Open a <a href="/sessions">session</a>, choose <b>set A here</b> at the first checkpoint, move to the second one, and choose <b>compare</b>.</p>
+  <p>For two sessions, write both into the address: <code>/compare?a=SESSION@REF&amp;b=SESSION@REF</code>. A REF is a checkpoint's name or number, or <code>latest</code>.</p></section>`;
+
 /** @param {{session: any, seq: number}} a @param {{session: any, seq: number}} b */
 function relation({ session: a }, { session: b }) {
-  if (a.session_id === b.session_id) return "two places of one session";
+  if (a.session_id === b.session_id) return "two checkpoints of one session";
   const origin = (/** @type {any} */ session) => String(session.metadata?.forked_from ?? "");
   if (origin(b).startsWith(`${a.session_id}:`)) return `B is a fork of A, at ${origin(b).split(":").pop()}`;
   if (origin(a).startsWith(`${b.session_id}:`)) return `A is a fork of B, at ${origin(a).split(":").pop()}`;

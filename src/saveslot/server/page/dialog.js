@@ -87,6 +87,6 @@ export const dialogView = () => html`${each([question.value].flatMap((q) => q ??
     <div class="dialog-body" tabindex="0">${q.body()}
       ${q.typed ? html`<label class="typed">Type <b class="mono">${q.typed}</b> to go on <input autocomplete="off" autofocus .value=${typed.value} @input=${(/** @type {Event} */ e) => (typed.value = /** @type {HTMLInputElement} */ (e.target).value)}></label>` : null}
       ${trouble.value ? html`<p class="trouble" role="alert">${trouble.value}</p>` : null}</div>
-    <footer>${q.copy?.()}<span class="push"></span><button type="button" @click=${close}>${q.cancel ?? (q.verb ? "Cancel" : "Close")}</button>
+    <footer>${q.copy?.()}<span class="push"></span><button type="button" autofocus=${!q.verb} @click=${close}>${q.cancel ?? (q.verb ? "Cancel" : "Close")}</button>
       ${q.verb ? html`<button class=${q.danger ? "main danger" : "main"} autofocus=${!q.typed} disabled=${busy.value || (q.typed ? typed.value !== q.typed : false)}>${q.verb}</button>` : null}</footer>
   </form></dialog>`)}`;

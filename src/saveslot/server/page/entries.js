@@ -140,7 +140,7 @@ export function title(entry) {
 export function remark(entry) {
   const { kind, step, metadata = {} } = entry;
   if (kind === "step_failed") return step?.error ?? "";
-  if (step?.key) return `key=${step.key}`;
+  if (step) return [step.key ? `key=${step.key}` : "", kind === "step_started" && step.status !== "running" ? "began" : ""].filter(Boolean).join(" ");
   if (kind === "taken" || kind === "claimed") return entry.owner ?? "";
   if (kind === "failed") return String(metadata.error ?? metadata.failure_reason ?? metadata.reason ?? "");
   if (kind === "released" || kind === "cancelled" || kind === "paused") return String(metadata.error ?? metadata.reason ?? "");

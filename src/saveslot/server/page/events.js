@@ -4,6 +4,7 @@ import { Failure, apiUrl, get } from "./api.js";
 import { cli, copyHere, copyText, curl } from "./copy.js";
 import { eventRows, merged } from "./event_rows.js";
 import { count, many } from "./format.js";
+import { icon } from "./icons.js";
 import { place, replace, withQuery } from "./places.js";
 import { onEntry } from "./stream.js";
 import { effect, each, html, signal, svg } from "./view.js";
@@ -135,9 +136,9 @@ export function eventsScreen() {
     return html`<div class="headline"><h1>Events</h1><span class="soft">all sessions, as they are written</span><span class="push"></span>
         ${copyHere({ cli: cli(["tail", ...(eventFilters(text()).session_id ?? []).slice(0, 1)]), curl: curl(apiUrl("/events", wanted())) })}
         <button aria-pressed=${String(paused.value)} @click=${pause}>${paused.value ? "Go on" : "Pause"}<kbd aria-hidden="true">space</kbd></button></div>
-      <div class="event-tools"><div class="search"><input type="search" aria-label="Filter events" placeholder="kind: agent: session: name:" .value=${draft.value} @input=${typed}></div>
+      <div class="event-tools"><div class="search">${icon("search")}<input type="search" aria-label="Filter events" placeholder="kind: agent: session: name:" .value=${draft.value} @input=${typed}></div>
         <span class="segments">${Object.keys(GROUPS).map((name) => html`<button aria-pressed=${String(name === group())} @click=${() => { shown.value = []; replace(withQuery({ kind: name === "all" ? null : name })); }}>${name}</button>`)}</span></div>
-      <section class="panel" aria-label="Entries"><div class="event-head"><b>${rate < 10 ? rate.toFixed(1) : count(Math.round(rate))} events/s</b>
+      <section class="panel" aria-label="Entries"><div class="event-head"><b>${rate && rate < 10 ? rate.toFixed(1) : count(Math.round(rate))} events/s</b>
         <svg class="rate-bars" width="420" height="22" aria-hidden="true">${each(values, (_, i) => i, (n, i) => svg`<rect x=${i * 7} y=${22 - (20 * n) / most} width="5" height=${(20 * n) / most}/>`)}</svg>
         ${paused.value ? html`<span class="s-paused"><b>paused</b> · ${waited.value > WAITING ? `${count(WAITING)} and more wait` : many(waited.value, "entry waits", "entries wait")}</span>` : null}
         ${trouble.value ? html`<span class="s-failed">${trouble.value}</span>` : null}

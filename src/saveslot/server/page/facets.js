@@ -18,7 +18,7 @@ export function facetsView(facets, filters, toggle) {
   const labels = /** @type {[string, Record<string, number>][]} */ (Object.entries(facets.by_label));
   const sampled = facets.looked_at.sessions < facets.looked_at.of ? html` <span class="soft">of the newest ${count(facets.looked_at.sessions)}</span>` : null;
   return html`<section><h2>State</h2><ul>${each(states, ([word]) => word, ([word, number]) => row("state", word, number, most, html`<span class=${`state s-${word}`}>${shape(word)} ${word}</span>`))}</ul>${facets.orphaned ? html`<p class="note">Orphaned ones count as active or paused, too.</p>` : null}</section>
-    <section><h2>Agent</h2><ul>${each(agents, ([name]) => name, ([name, number]) => row("agent", name, number, agents[0][1], plain(name)))}</ul></section>
+    ${agents.length ? html`<section><h2>Agent</h2><ul>${each(agents, ([name]) => name, ([name, number]) => row("agent", name, number, agents[0][1], plain(name)))}</ul></section>` : null}
     ${each(labels, ([name]) => name, ([name, values]) => html`<section><h2>Label ${plain(name)}${sampled}</h2><ul>${Object.entries(values).slice(0, 8).map(([value, number]) => row("label", `${name}=${value}`, number, Math.max(...Object.values(values)), plain(value)))}</ul></section>`)}
     <section><h2>Last heartbeat${sampled}</h2><ul class="plain-facets">${[["under 1 m", "under_1m"], ["1 m to 1 h", "under_1h"], ["older", "older"]].map(([text, name]) => html`<li><span class="facet"><span>${text}</span><span class="facet-count">${count(facets.by_seen[name] ?? 0)}</span></span></li>`)}</ul></section>`;
 }
@@ -44,8 +44,10 @@ export function histogram({ bucket_s: width, buckets }, looked, narrow) {
   };
   const [from, to] = drag.value ? [Math.min(...drag.value), Math.max(...drag.value)] : [0, -1];
   const days = Math.max(1, Math.round((buckets.length * width) / 86400));
-  const span = buckets.length * width < 86400 ? `${Math.max(1, Math.round((buckets.length * width) / 3600))} h` : `${days} d`;
-  return html`<span class="soft">created in the last ${span}, failed ones in red${looked.sessions < looked.of ? `, of the newest ${count(looked.sessions)}` : ""}; drag to narrow</span>
+  const hours = Math.max(1, Math.round((buckets.length * width) / 3600));
+  const span = buckets.length * width < 86400 ? (hours === 1 ? "hour" : `${hours} hours`) : days === 1 ? "day" : `${days} days`;
+  const failing = buckets.some(({ failed }) => failed);
+  return html`<span class="soft">created in the last ${span}${failing ? ", failed ones in red" : ""}${looked.sessions < looked.of ? `, of the newest ${count(looked.sessions)}` : ""}; drag to narrow</span>
     <svg class="histogram" viewBox="0 0 1000 32" preserveAspectRatio="none" role="img" aria-label=${`Sessions by time of creation, ${buckets.length} columns from ${moment(Date.parse(buckets[0]?.start ?? "") / 1000)}`}
       @pointerdown=${(/** @type {PointerEvent} */ e) => { /** @type {Element} */ (e.currentTarget).setPointerCapture(e.pointerId); drag.value = [at(e), at(e)]; }}
       @pointermove=${(/** @type {PointerEvent} */ e) => { if (drag.peek()) drag.value = [/** @type {[number, number]} */ (drag.peek())[0], at(e)]; }} @pointerup=${end}>

@@ -30,6 +30,9 @@ export function size(bytes) {
   return `${(value / 1000).toFixed(1)} TB`;
 }
 
+/** A limit as the docs write it: 16 MB are 16 × 1024 × 1024 bytes. @param {number} bytes */
+export const limit = (bytes) => (bytes % 2 ** 20 ? size(bytes) : `${bytes / 2 ** 20} MB`);
+
 /** @param {number} seconds 6.2 s · 48 s · 4 m 19 s · 3 h 02 m · 2 d 4 h */
 export function span(seconds) {
   if (seconds < 0.1) return `${Math.max(0, Math.round(seconds * 1000))} ms`;

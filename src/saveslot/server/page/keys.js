@@ -36,10 +36,12 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+const NAMES = /** @type {Record<string, string>} */ ({ ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", Escape: "Esc", "Ctrl k": "Ctrl K" });
+
 /** The keys that work here, for `?`. */
 export function keysView() {
   /** @type {Map<string, Shortcut[]>} */
   const groups = new Map();
   for (const shortcut of all()) groups.set(shortcut.where ?? "Everywhere", [...(groups.get(shortcut.where ?? "Everywhere") ?? []), shortcut]);
-  return html`<div class="key-groups">${[...groups].map(([where, shortcuts]) => html`<section><h3>${where}</h3><dl>${shortcuts.map(({ keys, text }) => html`<div><dt>${keys.map((key) => html`<kbd>${key}</kbd> `)}</dt><dd>${text}</dd></div>`)}</dl></section>`)}</div>`;
+  return html`<div class="key-groups">${[...groups].map(([where, shortcuts]) => html`<section><h3>${where}</h3><dl>${shortcuts.map(({ keys, text }) => html`<div><dt>${keys.map((key) => html`<kbd>${NAMES[key] ?? key}</kbd> `)}</dt><dd>${text}</dd></div>`)}</dl></section>`)}</div>`;
 }

@@ -102,7 +102,7 @@ export function layout(story, { width, even = false, touch = false, now = 0, sta
   const least = touch ? 24 : 12;
   const gaps = times.slice(1).map((t, i) => t - times[i]);
   // What is going on after the last entry has a stretch of its own.
-  const tail = live ? (orphaned || state === "paused" ? 90 : 44) : 24;
+  const tail = live ? (orphaned ? 104 : state === "paused" ? 90 : 44) : 24;
   const usable = Math.max(80, width - 2 * EDGE - tail);
   const xs = [EDGE];
   for (const step of spread(gaps, usable, least, even)) xs.push(xs[xs.length - 1] + step);
@@ -116,8 +116,10 @@ export function layout(story, { width, even = false, touch = false, now = 0, sta
   let reach = -Infinity;
   xs.forEach((x, i) => {
     if (x - reach < RULER_GAP || (i && x > end - 60)) return;
-    marks.ruler.push({ x, text: i ? `+${span(times[i] - origin)}` : first === undefined ? clock(times[0]) : `+${span(times[0] - origin)}` });
-    reach = x;
+    const text = i ? `+${span(times[i] - origin)}` : first === undefined ? clock(times[0]) : `+${span(times[0] - origin)}`;
+    marks.ruler.push({ x, text });
+    // The first one begins at its tick; the others stand over theirs.
+    reach = i ? x : x + (text.length * SANS) / 2;
   });
 
   const edges = clips.map((clip) => clipEdges(clip, xs, end));
@@ -138,7 +140,7 @@ export function layout(story, { width, even = false, touch = false, now = 0, sta
   if (orphaned) {
     const last = clips[clips.length - 1];
     const since = last && !Number.isNaN(last.silentSince) ? last.silentSince : times[times.length - 1];
-    marks.gaps.push({ x: end - 32, word: "orphaned", length: now - since });
+    marks.gaps.push({ x: end - 36, word: "orphaned", length: now - since });
   }
   let free = EDGE;
   for (const { left, right } of edges) {

@@ -1,6 +1,7 @@
 // @ts-check
 /** The agent's messages: who, text, since which entry; those that a rollback took away are struck. */
 import { clipped, plain } from "./format.js";
+import { inReadingOrder } from "./operations.js";
 import { isMessages, messageText } from "./values.js";
 import { html } from "./view.js";
 
@@ -50,7 +51,7 @@ export function messages({ data, key, story, index, operations, before }) {
   const list = data[key];
   const seqs = since(story, index, key, list.length);
   const seq = story.entries[index].seq;
-  const gone = operations.filter(({ op, path }) => op === "remove" && path.startsWith(`/${key}/`) && !path.slice(key.length + 2).includes("/"));
+  const gone = inReadingOrder(operations).filter(({ op, path }) => op === "remove" && path.startsWith(`/${key}/`) && !path.slice(key.length + 2).includes("/"));
   return html`<ol class="messages">
     ${list.map((/** @type {any} */ message, /** @type {number} */ i) => row(message, seqs[i] === seq ? "new" : "", seqs[i] ? `since ${seqs[i]}` : ""))}
     ${gone.map(({ old }) => row(old, "gone", `gone by ${seq}; still in ${before}`))}

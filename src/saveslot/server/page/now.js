@@ -159,7 +159,7 @@ export function nowScreen() {
   /** @param {string} word */
   function dayText(word) {
     const sum = hourly(word)?.reduce((a, b) => a + b, 0);
-    return sum ? html`<span class="soft curve">${DAILY[word][1]} ${count(sum)} in 24 h</span>` : null;
+    return sum ? html`<span class="soft curve">${count(sum)} ${DAILY[word][1]} in 24 h</span>` : null;
   }
   /** @param {string} word @returns {number[] | null} */
   const hourly = (word) => (DAILY[word] && hours.value ? hours.value.items.map((/** @type {any} */ bucket) => bucket[DAILY[word][0]]) : null);

@@ -10,8 +10,8 @@ import { wordDiff } from "./words.js";
 // Texts at least this long are compared word by word.
 const LONG = 24;
 
-/** @param {string} before @param {string} after */
-export const words = (before, after) => wordDiff(before, after).map(({ kind, text }) => (kind === "same" ? leaf(text) : kind === "old" ? html`<del>${leaf(text)}</del>` : html`<ins>${leaf(text)}</ins>`));
+/** @param {string} before @param {string} after @param {"old" | "new"} [without] what stands on the other side */
+export const words = (before, after, without) => wordDiff(before, after).filter(({ kind }) => kind !== without).map(({ kind, text }) => (kind === "same" ? leaf(text) : kind === "old" ? html`<del>${leaf(text)}</del>` : html`<ins>${leaf(text)}</ins>`));
 
 /** @param {Operation} operation */
 export function change({ op, value, old, from }) {
@@ -30,8 +30,24 @@ export const SIGNS = /** @type {Record<string, [string, string, string]>} */ ({
   copy: ["+", "added", "copied"],
 });
 
+const place = (/** @type {Operation} */ { path }) => Number(path.slice(path.lastIndexOf("/") + 1));
+const list = (/** @type {Operation} */ { path }) => path.slice(0, path.lastIndexOf("/"));
+
+/** As one reads them: what goes from a list is taken from its end, so its last item comes first. Pure. @param {readonly Operation[]} operations */
+export function inReadingOrder(operations) {
+  /** @type {Operation[][]} */
+  const runs = [];
+  for (const operation of operations) {
+    const run = runs[runs.length - 1];
+    const before = run?.[0];
+    if (before && operation.op === "remove" && before.op === "remove" && list(operation) === list(before) && place(operation) === place(before) - 1) run.unshift(operation);
+    else runs.push([operation]);
+  }
+  return runs.flat();
+}
+
 /** @param {readonly Operation[]} operations */
-export const operationRows = (operations) => html`<ul class="operations">${each(operations, (op, i) => `${i} ${op.path}`, (op) => {
+export const operationRows = (operations) => html`<ul class="operations">${each(inReadingOrder(operations), (op, i) => `${i} ${op.path}`, (op) => {
   const [sign, look, word] = SIGNS[op.op] ?? ["~", "changed", op.op];
   return html`<li><span class=${`sign-box ${look}`} title=${word}>${sign}</span><span class="path mono">${dotted(op.path)}</span><span class="value mono">${change(op)}</span></li>`;
 })}</ul>`;

@@ -116,7 +116,7 @@ export function retention(changed) {
     return html`<div class="table-wrap" tabindex="0"><table class="plain-table wide cards"><thead><tr><th>Rule</th><th class="c-number">Sessions</th><th class="c-number">Checkpoints</th><th class="c-number">Frees</th><th><span class="hidden">Action</span></th></tr></thead><tbody>
       ${row("thin", t.looked_at >= 1000 ? `of the newest ${many(t.looked_at, "session")}` : "by the rules below", [count(t.sessions), count(t.checkpoints), size(t.bytes)], html`<button class="danger" disabled=${Boolean(why) || !t.sessions} title=${why || null} @click=${() => applyThin(t)}>Thin…</button>`)}
       ${row("gc", ages, [g ? count(g.sessions.length) : "–", "all", g ? size(g.bytes) : "–"], html`<button class="danger" disabled=${Boolean(why) || !g?.count} title=${why || null} @click=${() => g && applyGc(g)}>Purge…</button>`)}
-      ${row("purge", "deleted over 7 days ago", [g ? count(g.tombstones.length) : "–", "all", html`<span class="soft">with gc</span>`])}
+      ${row("purge", "deleted over 7 days ago; goes with gc", [g ? count(g.tombstones.length) : "–", "all", "–"])}
       ${row("kept anyway", "pinned", ["", count(t.pinned), "–"])}</tbody></table></div>
       ${g?.sessions.length ? html`<p class="pad soft">gc: ${each(g.sessions.slice(0, NAMED), (id) => id, (id) => html`<a class="gone-id" href=${sessionUrl(id)}>${plain(id)}</a> `)}${g.sessions.length > NAMED ? `and ${many(g.sessions.length - NAMED, "more", "more")}` : ""}</p>` : null}`;
   }

@@ -84,13 +84,13 @@ export function sessionScreen(id) {
   const pane = statePane({ id, ...head, storyHere: source.storyOf, ondamage: source.log.damage, tab, setTab, compareUrl });
 
   const shortcuts = () => (entries().length && session.value ? [
-    { keys: ["[", "ArrowLeft"], text: "entry before", run: () => head.step(-1) },
+    { keys: ["[", "ArrowLeft"], text: "previous entry", run: () => head.step(-1) },
     { keys: ["]", "ArrowRight"], text: "next entry", run: () => head.step(1) },
-    { keys: ["{"], text: "checkpoint before", run: () => head.stepCheckpoint(-1) },
+    { keys: ["{"], text: "previous checkpoint", run: () => head.stepCheckpoint(-1) },
     { keys: ["}"], text: "next checkpoint", run: () => head.stepCheckpoint(1) },
     { keys: ["Home"], text: "first entry", run: () => head.jump(1) },
     { keys: ["End"], text: "newest entry, and follow", run: head.toEnd },
-    { keys: ["a"], text: "A here, or clear it", run: head.setA },
+    { keys: ["a"], text: "set A here, or clear it", run: head.setA },
     { keys: ["d"], text: "compare with A, or with what was before", run: () => go(compareUrl()) },
     ...["state", "diff", "messages", "raw"].map((name, i) => ({ keys: [String(i + 1)], text: name, run: () => setTab(name) })),
     { keys: ["e"], text: "fold what is as before", run: () => (pane.fold.value = !pane.fold.peek()) },

@@ -5,7 +5,6 @@ import { missing } from "./api.js";
 import { actionButton } from "./button.js";
 import { now } from "./clock.js";
 import { copyHere } from "./copy.js";
-import { CHECKPOINTS } from "./entries.js";
 import { clock, many, plain, span } from "./format.js";
 import { icon, stateWord } from "./icons.js";
 import { connected } from "./stream.js";
@@ -44,9 +43,9 @@ function sentence(source) {
   const owners = new Set(overview ? overview.items.flatMap(({ owner }) => owner ?? []) : clips.map(({ worker }) => worker)).size;
   const rolledBack = whole ? rollbacks.length : turned("rollback");
   const died = whole ? clips.filter(({ end }) => end === "died").length : turned("claimed");
-  const saved = entries.filter(({ kind }) => CHECKPOINTS.has(kind)).length;
+  const saved = entries.filter(({ kind }) => kind === "checkpoint").length;
   const forks = entries.reduce((sum, entry) => sum + (entry.forks?.length ?? 0), 0);
-  const { owner, last_heartbeat: beat } = source.session.value;
+  const { owner } = source.session.value;
   return html`<p class="sentence"><b>${whole ? many(saved, "checkpoint") : many(total, "entry", "entries")}</b>${owners ? html` by <b>${many(owners, "owner")}</b>` : null} in ${span((Date.parse(ends[1]) - Date.parse(ends[0])) / 1000)}${died ? html`, taken over <b>${times(died)}</b> after a worker died` : null}${rolledBack ? html`, <b>rolled back ${times(rolledBack)}</b>` : null}${forks ? html`, <b>${many(forks, "fork")}</b>` : null}.
-      ${source.orphaned() ? html`<span class="s-orphaned">No worker has held it since ${clock(Date.parse(source.silent() ?? entries[entries.length - 1].at) / 1000)}.</span>` : owner ? html`Held by <b>${plain(owner.worker)}</b>, last heartbeat ${span(Math.max(0, now.value - Date.parse(beat) / 1000))} ago.` : null}</p>`;
+      ${source.orphaned() ? html`<span class="s-orphaned">No worker has held it since ${clock(Date.parse(source.silent() ?? entries[entries.length - 1].at) / 1000)}.</span>` : owner ? html`Held by <b>${plain(owner.worker)}</b>, last entry ${span(Math.max(0, now.value - Date.parse(ends[1]) / 1000))} ago.` : null}</p>`;
 }

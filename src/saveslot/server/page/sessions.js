@@ -284,7 +284,7 @@ export function sessionsScreen() {
   /** Nothing matches: say which token is in the way. */
   function noMatch() {
     const values = Object.entries(current()).flatMap(([name, list]) => list.map((value) => ({ name, value })));
-    return html`<div class="no-match"><h2>No session matches.</h2>${values.length ? html`<p>Drop one:</p><p>${values.map(({ name, value }) => html`<button @click=${() => toggle(name, value)}>${name}:${plain(value)} ✕</button> `)}</p>` : html`<p>This namespace has no session yet.</p>`}</div>`;
+    return html`<div class="no-match"><h2>No session matches.</h2>${values.length ? html`<p>Drop a filter:</p><p>${values.map(({ name, value }) => html`<button @click=${() => toggle(name, value)}>${name}:${plain(value)} ✕</button> `)}</p>` : html`<p>This namespace has no session yet.</p>`}</div>`;
   }
 
   function view() {
@@ -292,7 +292,7 @@ export function sessionsScreen() {
     return html`<h1 class="hidden">Sessions</h1><div class="views">${savedViews(current(), (saved) => narrow(Object.fromEntries([...Object.values(TOKENS), "text"].map((name) => [name, saved[name] ?? null]))))}
         <span class="push"></span><button class="filters-button" @click=${showFacets}>Filters${filtered() ? html` <span class="number">${filtered()}</span>` : null}</button>${copyHere({ cli: commandHere(), curl: curl(apiUrl("/sessions", { ...toApi(current()), sort: sort() })) })}</div>
       <div class="list-columns"><aside class="facets" aria-label="Filters">${facets.value ? facetsNow(facets.value, current(), toggle) : null}</aside>
-      <div><div class="search"><input type="search" aria-label="Search sessions" placeholder="id, user, text, or state: agent: user: label: before: after:" .value=${text.value} @input=${typed}><kbd aria-hidden="true">/</kbd></div>
+      <div><div class="search">${icon("search")}<input type="search" aria-label="Search sessions" placeholder="id, user, text, or state: agent: user: label: before: after:" .value=${text.value} @input=${typed}><kbd aria-hidden="true">/</kbd></div>
       <section class="panel list"><div class="list-head"><b aria-live="polite">${total === undefined ? "" : many(total, "session")}</b>
         ${[...misfits(current()), trouble.value].filter(Boolean).map((text) => html`<span class="s-failed" role="alert">${plain(text)}</span>`)}
         ${fresh.value ? html`<button class="quiet" @click=${load}>${count(fresh.value)} new ↑</button>` : null}

@@ -4,7 +4,7 @@ import { apiUrl, freshKey, get, me, missing, send, signedOut } from "./api.js";
 import { now } from "./clock.js";
 import { cli, copyButtons, copyHere, copyText, curl } from "./copy.js";
 import { ask } from "./dialog.js";
-import { count, plain, short, size, span } from "./format.js";
+import { count, limit, plain, short, span } from "./format.js";
 import { singleKeys } from "./keys.js";
 import { toast } from "./toast.js";
 import { each, html, signal } from "./view.js";
@@ -103,7 +103,7 @@ export function settingsScreen() {
   /** @param {import("./api.js").Me} mine @returns {[string, string][]} */
   const serverFacts = ({ version, store, hot, worker_ttl: ttl, streams, limits }) => [
     ["Version", version], ["Store", `${plain(store)}${hot ? ", with a hot tier" : ""}`], ["Workers", `dead after ${span(ttl)} of silence`],
-    ["Streams", `${count(streams)} of ${count(limits.streams)} open`], ["Requests", `${count(limits.requests)} at a time, of up to ${size(limits.body_bytes)}`], ["A state", `up to ${size(limits.state_bytes)}`],
+    ["Streams", `${count(streams)} of ${count(limits.streams)} open`], ["Requests", `${count(limits.requests)} at a time, of up to ${limit(limits.body_bytes)}`], ["A state", `up to ${limit(limits.state_bytes)}`],
   ];
 
   function view() {

@@ -71,10 +71,16 @@ export function smallMarks(shape, x) {
   return { clips, notches, arcs, failed };
 }
 
+/** A phone has room for the host alone. @param {string} worker */
+function hostAndPort(worker) {
+  const colon = worker.lastIndexOf(":");
+  return colon > 0 ? html`${plain(worker.slice(0, colon))}<span class="port">${plain(worker.slice(colon))}</span>` : plain(worker);
+}
+
 /** A worker's name with the colour of its clips. @param {string} worker @param {Shape | undefined} shape */
 export function ownerName(worker, shape) {
   const place = shape?.owners.indexOf(worker) ?? -1;
-  return html`${place < 0 ? null : html`<i class=${`swatch o${place % COLORS}-head-bg`}></i>`}${plain(worker)}`;
+  return html`${place < 0 ? null : html`<i class=${`swatch o${place % COLORS}-head-bg`}></i>`}${hostAndPort(worker)}`;
 }
 
 /** @param {Shape} shape @param {{width?: number, from?: number, to?: number, ends?: boolean, at?: number}} [view] `from` and `to`: seconds since the session was created, for a common axis; `at`: the same, of a playhead */

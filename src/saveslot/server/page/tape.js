@@ -50,8 +50,8 @@ function drawNotch({ x, shape, height, faint, pinned, thinned, damaged, index },
 /** @param {Marks["gaps"][number]} gap */
 function drawGap({ x, word, length, narrow }) {
   if (word === "silent") return svg`<text class="gap-length" x=${x} y=${CLIP_END - 3}>${span(length)}</text>`;
-  const text = word === "died" ? "✗ died" : word === "orphaned" ? "◌ orphaned" : "‖";
-  return svg`<g><text class=${`gap ${word}`} x=${x} y=${CLIP + 17}>${text}</text>${narrow ? null : svg`<text class="gap-length" x=${x} y=${CLIP + 40}>${span(length)}</text>`}</g>`;
+  const mark = word === "paused" ? svg`<path class="gap-pause" d=${`M${x - 2.5} ${CLIP + 8}v9m5 -9v9`}/>` : svg`<text class=${`gap ${word}`} x=${x} y=${CLIP + 17}>${word === "died" ? "✗ died" : "◌ orphaned"}</text>`;
+  return svg`<g>${mark}${narrow ? null : svg`<text class="gap-length" x=${x} y=${CLIP + 40}>${span(length)}</text>`}</g>`;
 }
 
 /** @param {Marks["arcs"][number]} arc @param {boolean} [dashed] */

@@ -108,7 +108,7 @@ export function tapePanel(source, head) {
     return html`<section class="panel tape-panel" aria-label="Tape">
       <div class="tape-head">
         <span class="transport"><button class="icon-button" aria-label="First entry" @click=${() => head.jump(1)}>${icon("first")}</button>
-        <button class="icon-button" aria-label="Entry before" @click=${() => head.step(-1)}>${icon("previous")}</button>
+        <button class="icon-button" aria-label="Previous entry" @click=${() => head.step(-1)}>${icon("previous")}</button>
         <button class="icon-button" aria-label="Next entry" @click=${() => head.step(1)}>${icon("next")}</button>
         <button class="icon-button" aria-label="Newest entry" @click=${head.toEnd}>${icon("last")}</button></span>
         ${hereView(entry)}

@@ -5,6 +5,9 @@
 
 // Beyond this many words a side, only what both begin and end with is taken as the same: the table grows with the square.
 const MOST = 400;
+// One word of so many has to stay for two texts to be shown as one: a few common words say nothing.
+const LIKE = 3;
+const WORD = /[\p{L}\p{N}]/u;
 
 /** @param {string} before @param {string} after @returns {Piece[]} */
 export function wordDiff(before, after) {
@@ -14,8 +17,11 @@ export function wordDiff(before, after) {
   let back = 0;
   while (back < a.length - front && back < b.length - front && a[a.length - 1 - back] === b[b.length - 1 - back]) back++;
   const [x, y] = [a.slice(front, a.length - back), b.slice(front, b.length - back)];
-  const middle = x.length > MOST || y.length > MOST ? [piece("old", x), piece("new", y)] : aligned(x, y);
-  return joined([piece("same", a.slice(0, front)), ...middle, piece("same", a.slice(a.length - back))]);
+  const middle = x.length > MOST || y.length > MOST ? [] : aligned(x, y);
+  const kept = middle.filter(({ kind, text }) => kind === "same" && WORD.test(text)).length;
+  const alike = kept * LIKE >= Math.min(...[x, y].map((words) => words.filter((word) => WORD.test(word)).length));
+  const changed = alike && middle.length ? middle : [piece("old", x), piece("new", y)];
+  return joined([piece("same", a.slice(0, front)), ...changed, piece("same", a.slice(a.length - back))]);
 }
 
 /** @param {Piece["kind"]} kind @param {string[]} words @returns {Piece} */
