@@ -357,6 +357,10 @@ async def test_repeated_upkeep_is_about_what_the_first_call_named(sessions, othe
     assert thinned.marked == 3
     for n in range(4, 8):
         await others.checkpoint("s", "c", {"n": n})
+    once = await asyncio.gather(*(one.thin("s", rule, idempotency_key="at once") for one in (sessions, others) * 3))
+    assert {one.marked for one in once} == {3}
+    for n in range(8, 12):
+        await others.checkpoint("s", "c", {"n": n})
     before = await others.head("s")
     assert (await others.pin("s", idempotency_key="pin")).id == pinned.id
     assert await others.thin("s", rule, idempotency_key="thin") == thinned

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 
+from saveslot.errors import Unavailable
 from saveslot.server.routes import table
 from saveslot.server.v1.conditions import KEY
+from saveslot.stores import Store
+from saveslot.stores.around.wrapper import PassingStore
+from saveslot.stores.memory import MemoryStore
 from tests.server.conftest import Served, serving
 
 NO_ENTRY = "a heartbeat is not an entry: the next one is as good as the last one"
@@ -211,3 +216,44 @@ def test_a_repeat_after_a_crash_gets_the_first_answer(tmp_path):
             assert first[route][0] < 300, (route, first[route])
             assert asked(other, one) == first[route], route
             assert entries(other, one) == before[route], route
+
+
+class StopsAtTheSecondPurge(PassingStore):
+    """Answers only the first purge, until it is `whole`."""
+
+    purges = 0
+    whole = False
+
+    async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
+        self.purges += 1
+        if self.purges > 1 and not self.whole:
+            raise Unavailable("the store is away; retry")
+        return await self._inner.purge(keys, seen)
+
+
+def test_a_repeat_goes_on_where_the_first_request_stopped(serving):
+    """A gc that was carried out in part is not refused for the number of sessions; another number or body is."""
+    stores: list[StopsAtTheSecondPurge] = []
+
+    async def opened() -> Store:
+        stores.append(StopsAtTheSecondPurge(MemoryStore()))
+        return stores[0]
+
+    url = serving.serve(opened)
+
+    def post(path: str, body: Any, **headers: str) -> httpx.Response:
+        return httpx.post(url + path, json=body, headers=headers, timeout=60)
+
+    for name in ("one", "two"):  # what completed and what failed is purged one after the other
+        assert post("/v1/sessions", {"agent_type": "a", "session_id": name}).status_code == 201
+    assert post("/v1/sessions/one/complete", {}).status_code == 200
+    assert post("/v1/sessions/two/fail", {"error": "x"}).status_code == 200
+    body, key = {"older_than": 0, "grace": 0, "dry_run": False, "count": 2}, {"idempotency-key": "k"}
+    assert post("/v1/gc", {**body, "count": 1}, **key).status_code == 409
+    assert post("/v1/gc", body, **key).status_code == 503
+    stores[0].whole = True
+    assert post("/v1/gc", {**body, "count": 1}, **key).json()["path"] == "idempotency_key"
+    assert post("/v1/gc", body).status_code == 409
+    done = post("/v1/gc", body, **key)
+    assert (done.status_code, done.json()["sessions"]) == (200, ["two"])
+    assert post("/v1/gc", body, **key).json() == done.json()

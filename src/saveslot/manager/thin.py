@@ -139,6 +139,8 @@ async def thin(
         if (earlier := await hidden_before(sessions, session_id, call_id)) is None:
             raise
         return Thinned(earlier)
+    if draft is None and (earlier := await hidden_before(sessions, session_id, call_id)) is not None:
+        return Thinned(earlier)
     done = Thinned(len(drops)) if draft is None else cast("Thinned", draft.answer)
     if not dry_run:
         if read is None:  # marked by an earlier attempt of this call

@@ -88,7 +88,7 @@ async def renew_leases(call: Call) -> Response:
 
 
 async def claim(call: Call) -> Response:
-    return await once(call, "claim", lambda: _claimed(call))
+    return await once(call, "claim", lambda _: _claimed(call))
 
 
 async def _claimed(call: Call) -> Data:

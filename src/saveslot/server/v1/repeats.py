@@ -3,7 +3,7 @@
 A verb about one session leaves its key in that session's log. One about many has no such log, so its answer is a
 session of the server's own namespace. The server that holds it carries the request out; a repeat at any other one waits
 for the answer. If the server dies before it has answered, its hold ends 20 s later, and a repeat carries out what is
-left to be done.
+left to be done, and answers with that.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from saveslot.manager import SessionManager
 from saveslot.server.call import JSON, Call, encoded
 from saveslot.server.tokens import ANSWER
 from saveslot.server.v1.conditions import key
+from saveslot.session.held import Held
 from saveslot.session.requests import PATH, USED, request
 from saveslot.values.checks import now
 from saveslot.values.log import ID, Query, micros
@@ -31,14 +32,28 @@ WAIT = 8
 KEPT, BATCH = timedelta(hours=1), 100
 
 
-async def once(call: Call, verb: str, work: Callable[[], Awaitable[Any]]) -> Response:
+class Attempt:
+    """One attempt at a request: of one with a key, an earlier one may have begun and not ended."""
+
+    def __init__(self, held: Held | None = None, call_id: str = "") -> None:
+        self._held = held
+        self._call_id = call_id
+        self.again = held is not None and bool(held.data)
+
+    async def begin(self) -> None:
+        """Note that the request is not refused: from here on, a part of it may be done."""
+        if self._held is not None and not self.again:
+            await self._held.checkpoint("begun", {"request": self._call_id})
+
+
+async def once(call: Call, verb: str, work: Callable[[Attempt], Awaitable[Any]]) -> Response:
     """Answer with what `work` returns; a call with a key that was answered before, with what was answered then.
 
     A dry run, and a call that is refused, use no key up.
     """
     given = key(call)
     if given is None or getattr(call.content, "dry_run", False):
-        return call.json(await work())
+        return call.json(await work(Attempt()))
     space, registry = call.namespace, call.tokens.registry
     call_id = request(given, verb, {"content": msgspec.to_builtins(call.content)}).hex()
     place = ANSWER + request(given, "answer", {}, scope=space.encode() + b"\0")[:ID].hex()
@@ -51,7 +66,7 @@ async def once(call: Call, verb: str, work: Callable[[], Awaitable[Any]]) -> Res
         if held.data.get("request", call_id) != call_id:
             raise InvalidInput(PATH, USED)
         if "answer" not in held.data:
-            answer = encoded(await work()).decode()
+            answer = encoded(await work(Attempt(held, call_id))).decode()
             await held.checkpoint("answered", {"request": call_id, "answer": answer})
         return Response(held.data["answer"], call.route.status, media_type=JSON)
 

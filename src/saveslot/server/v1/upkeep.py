@@ -18,7 +18,7 @@ from saveslot.manager.gc import AGE, TOMBSTONES
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
 from saveslot.server.v1.conditions import KEY, key
-from saveslot.server.v1.repeats import once
+from saveslot.server.v1.repeats import Attempt, once
 from saveslot.session.retention import Retention
 from saveslot.values.advice import reworded
 from saveslot.values.checks import Data
@@ -140,16 +140,17 @@ class Trail(Struct):
 
 
 async def gc(call: Call) -> Response:
-    return await once(call, "gc", lambda: _collected(call))
+    return await once(call, "gc", lambda attempt: _collected(call, attempt))
 
 
-async def _collected(call: Call) -> Data:
+async def _collected(call: Call, attempt: Attempt) -> Data:
     content: Collection = call.content
     states = content.states or (COMPLETED, FAILED)
     plan = await call.sessions.gc(content.older_than, states, grace=content.grace, dry_run=True)
     if content.dry_run:
         return plan.to_dict()
-    _require_seen(content.count, plan.count, "would be purged")
+    _require_seen(content.count, plan.count, "would be purged", again=attempt.again)
+    await attempt.begin()
     return (await call.sessions.gc(content.older_than, states, grace=content.grace)).to_dict()
 
 
@@ -171,15 +172,16 @@ async def thin(call: Call) -> Response:
 
 
 async def thin_all(call: Call) -> Response:
-    return await once(call, "thin", lambda: _thinned(call))
+    return await once(call, "thin", lambda attempt: _thinned(call, attempt))
 
 
-async def _thinned(call: Call) -> Data:
+async def _thinned(call: Call, attempt: Attempt) -> Data:
     content: ThinningAll = call.content
     found = await drops(call.sessions, looked=content.looked, after=content.after)
     gone, refused = found.drops, list[Data]()
     if not content.dry_run:
-        _require_seen(content.count, len(gone), "would lose checkpoints")
+        _require_seen(content.count, len(gone), "would lose checkpoints", again=attempt.again)
+        await attempt.begin()
         done = await apply(call.sessions, found)
         gone = done.drops
         refused = [{"id": one, "code": why.code, "message": reworded(str(why), "request")} for one, why in done.refused]
@@ -194,18 +196,21 @@ async def _thinned(call: Call) -> Data:
     }
 
 
-def _require_seen(count: int | None, now: int, what: str) -> None:
-    """Raise unless the caller has seen in a dry run how many sessions this is about."""
+def _require_seen(count: int | None, now: int, what: str, *, again: bool) -> None:
+    """Raise unless the caller has seen in a dry run how many sessions this is about.
+
+    `again`: an earlier attempt did a part of it, so there may be fewer.
+    """
     if count is None:
         raise InvalidInput("count", "is needed: the `count` of a dry run")
-    if count != now:
+    if now > count or (now < count and not again):
         raise Conflict(f"{now} sessions {what} now, not {count}; look at them again")
 
 
 async def erase(call: Call) -> Response:
     content: Erasure = call.content
 
-    async def work() -> Data:
+    async def work(_: Attempt) -> Data:
         erased = await call.sessions.erase(content.session_id, content.user_id, dry_run=content.dry_run)
         return {"dry_run": content.dry_run, **erased}
 
