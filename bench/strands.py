@@ -1,10 +1,10 @@
 """`.venv-strands/bin/python -m bench.strands`: AWS Strands' own files beside Saveslot's repository and storage.
 
 A conversation of 200 turns of 2 KB: after each message the agent's record is written again, as Strands' session manager
-does it. Then another process restores it. And a snapshot of a conversation that grows by a message at a time. They take
-turns, so that a busy moment hits both; each figure is a median, and `times` is how many times faster, or smaller,
-Saveslot is. It syncs each call to the disk and keeps every version; the files of Strands are not synced, and a snapshot
-replaces the one before.
+does when it has changed. Then another process restores it. And a snapshot of a conversation that grows by a message at
+a time. They take turns, so that a busy moment hits both; each figure is a median, and `times` is how many times faster,
+or smaller, Saveslot is. It syncs each call to the disk and keeps every version; the files of Strands are not synced,
+and a snapshot replaces the one before.
 """
 
 from __future__ import annotations
