@@ -46,7 +46,7 @@ def compared(old: Texts, new: Texts) -> Diff:
             front, back = kept_ends(known, text)
             changes.append(Change(key, front, back, search.parts(key, text, front, len(text) - back, front)))
             seen[key] = grown(known, text, front)
-    return Diff(changes, removed, order, seen)
+    return Diff(changes, removed, order, seen, search.copies)
 
 
 def key_changes(old: list[str], new: list[str]) -> tuple[list[str], list[str]]:
@@ -72,7 +72,7 @@ class Search:
         self._all = texts
         self._texts: Texts = {}  # those worth searching, once there is something to look for
         self._spent = 0
-        self._copies = 0
+        self.copies = 0
 
     def parts(self, key: str, new: Text, start: int, stop: int, at: int) -> list[Part]:
         """Return these bytes of a new text as parts. `at`: where they begin to differ in the old text of the key."""
@@ -83,7 +83,7 @@ class Search:
         limit = min(MOST, self._spent + LEAST + EFFORT * (stop - start))
         near = stop - start <= NEAR
         done = start
-        while stop - done >= WORTH_COPYING and self._copies < MAX_COPIES and self._spent < limit:
+        while stop - done >= WORTH_COPYING and self.copies < MAX_COPIES and self._spent < limit:
             place = self._find(key, new, done, stop, at, limit, near=near)
             if place is None:
                 break
@@ -91,7 +91,7 @@ class Search:
             if there > done:
                 parts.append(bytes(new[done:there]))
             parts.append(Copy(source, here, length))
-            self._copies += 1
+            self.copies += 1
             done = there + length
             if source == key:
                 at = here + length

@@ -94,7 +94,7 @@ def change(before: State | None, edits: Edits, seq: int, limit: int = MAX_STATE)
         stay = {key: known for key, known in state.chunks.items() if key not in seen or (seen[key] or 0) > 0}
         chunks = {**stay, **long}
     after = State(state.texts, state.tagged or tagged or special, weight, seq, chunks=chunks)
-    return finished(after, state if state.digest else None, Diff(changes, dropped, [], seen))
+    return finished(after, state if state.digest else None, Diff(changes, dropped, [], seen, search.copies))
 
 
 def _check_apart(edits: Edits) -> None:

@@ -71,6 +71,7 @@ class Diff(msgspec.Struct, frozen=True):
     removed: list[str]
     order: list[str]
     seen: Changes
+    copies: int = 0  # among the parts of the changes
 
 
 def size_of_part(part: Part) -> int:

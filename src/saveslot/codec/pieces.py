@@ -1,4 +1,4 @@
-"""What a long patch will say, kept up to date with each short one: where the bytes of each changed text come from.
+"""What a long patch will say: where the bytes of each changed text come from.
 
 A *table* lists the pieces of one text: bytes of a text of the base, or new bytes, of which only the length is kept,
 because the text itself holds them. Composing a change with the tables rewrites a copy of new bytes as new bytes; so the
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from saveslot.codec.patch import Change, Copy, Texts
+from saveslot.codec.patch import Change, Copy
 
 # Bytes. A shorter piece of an old text between new ones is stored again: naming it would take as many.
 WORTH_NAMING = 32
@@ -17,6 +17,8 @@ WORTH_NAMING = 32
 MAX_COPIED = 16
 # Pieces of all tables: beyond this, a long patch follows.
 MAX_PIECES = 4096
+# Copies of a patch that is composed later: 32 such patches bring at most about as many pieces.
+FEW_COPIES = 8
 
 
 # Its length, the key of a text of the base or None for new bytes, and the offset in that text.
@@ -25,13 +27,13 @@ Table = Sequence[Piece]
 Tables = dict[str, Table]
 
 
-def composed(tables: Mapping[str, Table], base: Mapping[str, int], changes: Sequence[Change], texts: Texts) -> Tables:
-    """Return the tables after these changes, which led to these texts. `base`: lengths of the texts of the base."""
+def composed(tables: Mapping[str, Table], base: Mapping[str, int], changes: Sequence[Change]) -> Tables:
+    """Return the tables after the changes of one patch. `base`: lengths of the texts of the base."""
     after = dict(tables)
     for change in changes:
         key, front, back, parts = change.key, change.front, change.back, change.parts
         if front < WORTH_NAMING and back < WORTH_NAMING and Copy not in map(type, parts):
-            after[key] = [(len(texts.get(key, b"")), None, 0)]
+            after[key] = [(change.length, None, 0)]
             continue
         pieces, ending = _ends(_of(key, tables, base), front, back)
         for part in parts:

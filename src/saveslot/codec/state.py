@@ -16,8 +16,8 @@ from saveslot.codec.blocks import SMALL, Blocks, Head, opened
 from saveslot.codec.chunks import Chunks
 from saveslot.codec.frame import PATCH, VERSION, chained, unpack
 from saveslot.codec.marks import after as marks_after
-from saveslot.codec.patch import Text, Texts, apply, checked
-from saveslot.codec.pieces import Tables, composed
+from saveslot.codec.patch import Change, Copy, Text, Texts, apply, checked
+from saveslot.codec.pieces import FEW_COPIES, Tables, composed
 from saveslot.codec.text import decode, size_of
 from saveslot.errors import Corrupt
 from saveslot.values.recipe import NOTHING, Recipe
@@ -45,12 +45,27 @@ class State(msgspec.Struct, eq=False):
     recipe: Recipe = NOTHING
     digest: bytes = b""
     stand: Stand = Stand()
-    tables: Tables = {}  # what changed since then
+    tables: Tables = {}  # what changed since then,
+    pending: list[list[Change]] = []  # and the patches after that; often a keyframe comes before they are needed
     chunks: Mapping[str, Chunks] = {}  # of the long lists that were encoded whole
 
     @property
     def memory(self) -> int:
-        return self.weight + sum([known.weight for known in self.chunks.values()]) if self.chunks else self.weight
+        """Bytes that it takes, about."""
+        changes = min(self.recipe.short_raw, SMALL * len(self.pending))
+        return self.weight + changes + sum([known.weight for known in self.chunks.values()])
+
+    def patched(self, changes: list[Change], *, large: bool) -> None:
+        """Note what a patch changed. A large one is composed at once, so that no texts are kept."""
+        self.pending = [*self.pending, changes]
+        if large:
+            self.compose()
+
+    def compose(self) -> None:
+        """Bring the tables up to date."""
+        for changes in self.pending:
+            self.tables = composed(self.tables, self.stand.lengths, changes)
+        self.pending = []
 
     def value(self) -> dict[str, Any]:
         weight.check_all(self.texts.values(), "the agent's data")
@@ -146,9 +161,10 @@ def _replay(
         else:
             total += raw
         if n < bases and (n == 0 or raw > SMALL):
-            state.stand, state.tables = _stood(state, seq, digests[n], total, lengths, head), {}
+            state.stand, state.tables, state.pending = _stood(state, seq, digests[n], total, lengths, head), {}, []
         else:
-            state.tables = composed(state.tables, state.stand.lengths, head.changes, state.texts)
+            copies = sum(isinstance(part, Copy) for change in head.changes for part in change.parts)
+            state.patched(head.changes, large=raw > SMALL or copies > FEW_COPIES)
     if (total, short) != (recipe.base_raw, recipe.short_raw):
         raise Corrupt("a recipe", "stands in a recipe that does not name its size")
 

@@ -18,7 +18,7 @@ from saveslot.codec.common import NEW, compared, key_changes
 from saveslot.codec.frame import CHECKSUM, compressed, packed_after
 from saveslot.codec.marks import EVERY, mark
 from saveslot.codec.patch import MAX_WHOLE, UNCHANGED, Change, Changes, Copy, Diff, Texts, size_of_part
-from saveslot.codec.pieces import MAX_PIECES, change_of, composed
+from saveslot.codec.pieces import FEW_COPIES, MAX_PIECES, change_of
 from saveslot.codec.state import State, standing
 from saveslot.codec.text import MAX_STATE, encode_keys
 from saveslot.values.recipe import NOTHING, Recipe
@@ -66,7 +66,7 @@ def finished(after: State, before: State | None, diff: Diff) -> Written:
         return _keyframe(after, diff.seen)
     if not (diff.changes or diff.removed or diff.order):
         after.recipe, after.digest, after.tip = before.recipe, before.digest, before.tip
-        after.stand, after.tables = before.stand, before.tables
+        after.stand, after.tables, after.pending = before.stand, before.tables, before.pending
         return Written(None, after)
     if not before.recipe.base:  # of format 1
         return _keyframe(after, diff.seen)
@@ -74,8 +74,8 @@ def finished(after: State, before: State | None, diff: Diff) -> Written:
     recipe = before.recipe.with_short(before.tip, after.tip, len(body), after.weight) if len(body) <= BLOCK else None
     if recipe is NOTHING:
         return _keyframe(after, diff.seen)
-    after.stand = before.stand
-    after.tables = composed(before.tables, before.stand.lengths, diff.changes, after.texts)
+    after.stand, after.tables, after.pending = before.stand, before.tables, before.pending
+    after.patched(diff.changes, large=len(body) > SMALL or diff.copies > FEW_COPIES)
     if recipe is None or (len(after.tables) > 1 and sum(map(len, after.tables.values())) > MAX_PIECES):
         return _long(after, diff.seen) or _keyframe(after, diff.seen)
     after.recipe = recipe
@@ -85,6 +85,7 @@ def finished(after: State, before: State | None, diff: Diff) -> Written:
 
 def _long(after: State, seen: Changes) -> Written | None:
     """Return a patch with everything that changed since the stand, or None when it is time for a keyframe."""
+    after.compose()
     stand, seq = after.stand, after.tip
     changes = [
         change
@@ -133,7 +134,7 @@ def _keyframe(after: State, seen: Changes) -> Written:
     frame, after.digest, raw = _packed(b"", changes, ([], []), after.texts, list, tagged=after.tagged)
     after.recipe = Recipe(seq, (), 0, raw, 0, after.weight)
     after.stand = standing(after, seq, after.digest, raw, marks, dict.fromkeys(after.texts, seq), raw)
-    after.tables = {}
+    after.tables, after.pending = {}, []
     return Written(frame, after, 0, seen)
 
 
