@@ -111,7 +111,8 @@ class Log:
         dice = random.Random(self.seq)
         for seq in range(self.seq) if seqs is None else seqs:
             value = self.heads[seq][2]
-            assert exact(self.read(seq).value()) == exact(value), seq
+            state = self.read(seq)
+            assert exact(state.value()) == exact(value), seq
             if not parts:
                 continue
             keys = dice.sample(list(value), min(len(value), 2)) if dice.random() < 0.7 else None
@@ -120,7 +121,7 @@ class Log:
             }
             if keys is not None:
                 last = {key: count for key, count in last.items() if key in keys}
-            part, expected = self.part(seq, keys, last), excerpt(value, keys, last)
+            part, expected = self.part(seq, keys, last), excerpt(state, keys, last)
             if keys is not None:  # in any order
                 part, expected = dict(sorted(part.items())), dict(sorted(expected.items()))
             assert exact(part) == exact(expected), (seq, keys, last)

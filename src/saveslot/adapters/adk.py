@@ -22,8 +22,8 @@ from saveslot.adapters.follow import New, Sight, Turns, look, look_at_all, own_h
 from saveslot.errors import AlreadyExists, Conflict, InvalidInput, NotFound
 from saveslot.manager import SessionManager
 from saveslot.manager.changes import Creation, Plan, Saving
+from saveslot.manager.create import create_paused
 from saveslot.manager.together import land
-from saveslot.manager.writing import create_paused
 from saveslot.moving.adk import (
     APP,
     APP_PREFIX,

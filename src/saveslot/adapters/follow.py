@@ -14,8 +14,8 @@ from saveslot.codec.excerpt import excerpt
 from saveslot.errors import Conflict, NotFound
 from saveslot.manager import SessionManager
 from saveslot.manager.changes import held_here
+from saveslot.manager.create import create_paused
 from saveslot.manager.reading import known
-from saveslot.manager.writing import create_paused
 from saveslot.session.held import Held
 from saveslot.session.lookup import with_a_fresh_head
 from saveslot.session.model import Seen

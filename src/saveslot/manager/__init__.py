@@ -9,8 +9,10 @@ from saveslot.manager import (
     analytics,
     audit,
     cancel,
+    checkpoints,
     claims,
     copies,
+    create,
     erase,
     export,
     gc,
@@ -22,7 +24,7 @@ from saveslot.manager import (
     sweep,
     thin,
     together,
-    writing,
+    update,
 )
 from saveslot.manager.keeper import Keeper
 from saveslot.session import attempts
@@ -141,15 +143,15 @@ class SessionManager(Space):
         return {"memory": memory, **self.engine.metered.metrics(), "worker": self.worker}
 
     # Sessions
-    create_session = writing.create_session
+    create_session = create.create_session
     get_session = reading.get_session
     get_active_sessions = reading.get_active_sessions
     find = reading.find
     count = reading.count
     head = headers.head
-    update_session = writing.update_session
-    refresh = writing.refresh
-    delete_session = writing.delete_session
+    update_session = update.update_session
+    refresh = update.refresh
+    delete_session = lifecycle.delete_session
     together = together.together
     pause = lifecycle.pause
     resume = lifecycle.resume
@@ -157,7 +159,7 @@ class SessionManager(Space):
     fail = lifecycle.fail
     cleanup_stale_sessions = sweep.cleanup_stale_sessions
     # Checkpoints
-    checkpoint = writing.checkpoint
+    checkpoint = checkpoints.checkpoint
     get_checkpoint = reading.get_checkpoint
     get_data = reading.get_data
     history = reading.history
@@ -169,8 +171,8 @@ class SessionManager(Space):
     drop = records.drop
     records = records.records
     diff = reading.diff
-    rollback = writing.rollback
-    fork = writing.fork
+    rollback = checkpoints.rollback
+    fork = create.fork
     copy_session = copies.copy_session
     watch = reading.watch
     # Owners
@@ -194,7 +196,7 @@ class SessionManager(Space):
     # Moving and looking back
     export_parts = export.export_parts
     export = export.export
-    import_session = writing.import_session
+    import_session = create.import_session
     audit = audit.audit
     analytics = analytics.analytics
     namespaces = reading.namespaces

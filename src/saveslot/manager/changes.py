@@ -9,21 +9,10 @@ from functools import partial
 from typing import Any, NoReturn
 
 from saveslot.errors import Conflict, NotFound, SaveslotError
+from saveslot.manager.checkpoints import check_ended
+from saveslot.manager.create import begun, created, made, row_for, taken
 from saveslot.manager.reading import get_session
-from saveslot.manager.writing import (
-    OWNERS_ALONE,
-    advance,
-    as_value,
-    begun,
-    check_ended,
-    created,
-    heartbeat,
-    made,
-    named as as_named,
-    row_for,
-    staged_draft,
-    taken,
-)
+from saveslot.manager.update import OWNERS_ALONE, advance, as_value, heartbeat, named as as_named, staged_draft
 from saveslot.session.answers import answered
 from saveslot.session.change import Author
 from saveslot.session.draft import Draft, Save, creation

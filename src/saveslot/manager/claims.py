@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from saveslot.errors import Conflict, InvalidInput, LeaseHeld, NotFound, SaveslotError
-from saveslot.manager.writing import create_session
+from saveslot.manager.create import create_session
 from saveslot.session import attempts
 from saveslot.session.attempts import Limit
 from saveslot.session.draft import Draft

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from saveslot import codec
 from saveslot.errors import AlreadyExists, Corrupt
+from saveslot.manager.create import made
 from saveslot.manager.reading import get_session
-from saveslot.manager.writing import made
 from saveslot.session.draft import Draft, Point, beginning, body_of, creation, labels_of
 from saveslot.session.engine import Space, scope_of
 from saveslot.session.lookup import Overtaken, about_of, with_a_fresh_head

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from saveslot.errors import Conflict
+from saveslot.errors import Conflict, NotFound
 from saveslot.manager.reading import get_session
-from saveslot.manager.writing import update_as
+from saveslot.manager.update import update_as
 from saveslot.session.change import change
 from saveslot.session.draft import Draft
 from saveslot.session.engine import Space, passerby, scope_of
@@ -14,10 +14,11 @@ from saveslot.session.log import Log
 from saveslot.session.model import AgentSession
 from saveslot.session.refusals import unknown
 from saveslot.session.requests import entry_of, request
-from saveslot.session.retries import once_in
+from saveslot.session.retries import CALL, once_in
 from saveslot.session.transition import Transition
 from saveslot.values.checks import Data, as_name
 from saveslot.values.kinds import Kind
+from saveslot.values.log import Outcome, Verdict
 from saveslot.values.versions import Version, as_version
 
 
@@ -106,3 +107,38 @@ async def repeated(sessions: Space, id: str, request: bytes) -> bool:
         return False
     head = await sessions.lookup.existing(id)
     return await entry_of(sessions.engine.vault, head.row.key, request) is not None
+
+
+@once_in(scope_of)
+async def delete_session(sessions: Space, id: str, *, seen: str | None = None) -> bool:
+    """Delete the session by a tombstone; its log stays as the audit trail. Return True if it existed.
+
+    With `seen`, a version: `Conflict` unless that names its newest entry. Without, whatever is newest.
+    """
+    session_id, engine, call = as_name(id, "id"), sessions.engine, CALL.get()
+    version = as_version(seen)
+    scope = (sessions.namespace, session_id)
+
+    async def decide(log: Log) -> Draft:
+        draft = log.draft()
+        draft.lifecycle(Kind.TOMBSTONE, "session_deleted", {})
+        draft.group.delete = True
+        draft.landed = gone
+        return draft
+
+    def gone(log: Log, _draft: Draft, _verdict: Verdict) -> None:
+        engine.cache.drop(scope, log)
+
+    earlier = None if call is None else call.draft
+    try:
+        await change(passerby(sessions, session_id, version=version, fresh=True, insists=True), decide)
+        return True
+    except NotFound:
+        engine.cache.drop(scope)
+        if earlier is None:
+            return False
+        if earlier.verdict is not None:
+            return True
+    # This call was made before, and its outcome is unknown: if that deletion landed, it was ours.
+    [verdict] = await engine.vault.append([earlier.group])
+    return verdict.outcome in {Outcome.APPENDED, Outcome.ALREADY}

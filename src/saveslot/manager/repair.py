@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from saveslot import codec
 from saveslot.errors import AlreadyExists, Corrupt, InvalidInput, NotFound
-from saveslot.manager.writing import branch
+from saveslot.manager.create import branch
 from saveslot.session.draft import ABOUT
 from saveslot.session.engine import Space
 from saveslot.session.lookup import about_of

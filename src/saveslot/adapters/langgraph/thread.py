@@ -18,7 +18,7 @@ from saveslot.adapters.langgraph.values import Codec
 from saveslot.codec import State
 from saveslot.errors import AlreadyExists, Conflict, InvalidInput, NotFound, SaveslotError, TooLarge, Unavailable
 from saveslot.manager import SessionManager
-from saveslot.manager.writing import create_paused
+from saveslot.manager.create import create_paused
 from saveslot.moving.langgraph_state import (
     AGENT_TYPE,
     CHECKPOINT,

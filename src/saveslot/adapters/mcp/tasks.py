@@ -12,7 +12,7 @@ from typing_extensions import TypedDict  # pydantic wants this one before Python
 from saveslot.adapters.mcp.briefing import briefing
 from saveslot.errors import AlreadyExists, Conflict, InvalidTransition, NotFound
 from saveslot.manager import SessionManager
-from saveslot.manager.writing import create_paused
+from saveslot.manager.create import create_paused
 from saveslot.session.model import Checkpoint
 from saveslot.values.checks import Data
 from saveslot.values.lifecycle import COMPLETED, FAILED

@@ -14,7 +14,7 @@ from saveslot.errors import AlreadyExists, InvalidInput
 from saveslot.manager.facets import Facets, facets
 from saveslot.manager.reading import PAGE, WIDE_PAGE, query
 from saveslot.manager.rows import each, rows
-from saveslot.manager.writing import update_as
+from saveslot.manager.update import update_as
 from saveslot.server.call import JSON, Call
 from saveslot.server.routes import Route
 from saveslot.server.v1.answers import (
