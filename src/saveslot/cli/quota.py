@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter, Token
@@ -15,7 +15,10 @@ from saveslot.cli.screen import Column, Part, Screen, Table, line
 from saveslot.cli.state import DIM
 from saveslot.cli.token import registry_at
 from saveslot.cli.words import ago
+from saveslot.manager import SessionManager
 from saveslot.server import quotas
+from saveslot.server.limits import counted
+from saveslot.server.minute import Minute
 from saveslot.server.quotas import Quota
 from saveslot.values.words import size
 
@@ -46,19 +49,19 @@ async def quota(
         int | None, Parameter(converter=_size, metavar="SIZE", help="Bytes that they may take, such as 10GB.")
     ] = None,
     checkpoints_per_minute: Annotated[
-        int | None, Parameter(metavar="N", help="Entries of any kind that a server process takes within a minute.")
+        int | None, Parameter(metavar="N", help="Entries of any kind within a minute, at all servers together.")
     ] = None,
     place: Place = HERE,
 ) -> None:
     limits = {"sessions": sessions, "bytes": bytes, "checkpoints_per_minute": checkpoints_per_minute}
     limited = any(limit is not None for limit in limits.values())
+    if (namespace is None) != (action == "ls"):
+        raise Misuse("quota ls: takes no namespace" if action == "ls" else f"quota {action}: name the namespace")
     if limited != (action == "set"):
         options = "--sessions, --bytes and --checkpoints-per-minute"
         raise Misuse(
             f"quota set: give a limit: {options}" if action == "set" else f"quota {action}: takes no {options}"
         )
-    if (namespace is None) != (action == "ls"):
-        raise Misuse("quota ls: takes no namespace" if action == "ls" else f"quota {action}: name the namespace")
     async with registry_at(place, create=action == "set") as registry:
         if action == "rm":
             await quotas.remove(registry, namespace or "")
@@ -66,12 +69,27 @@ async def quota(
         if action == "set":
             await quotas.put(registry, namespace or "", **limits)
             return
-        listed = await quotas.quotas_of(registry)
+        listed = [(one, await _used(registry, one)) for one in await quotas.quotas_of(registry)]
     screen = place.common.screen
-    screen.answer([one.to_dict() for one in listed], _rows(listed, screen))
+    screen.answer([{**one.to_dict(), "used": used} for one, used in listed], _rows(listed, screen))
 
 
-def _rows(listed: list[Quota], screen: Screen) -> Iterator[Part]:
+async def _used(registry: SessionManager, quota: Quota) -> dict[str, int | None]:
+    """What is used of each limit, as the store has it now."""
+    store = registry.engine.metered
+    used: dict[str, int | None] = dict.fromkeys(quotas.LIMITS)
+    if quota.sessions is not None or quota.bytes is not None:
+        sessions, size = await counted(store, quota)
+        used |= {
+            "sessions": None if quota.sessions is None else sessions,
+            "bytes": None if quota.bytes is None else size,
+        }
+    if quota.checkpoints_per_minute is not None:
+        used["checkpoints_per_minute"] = await Minute(store, quota.namespace).used()
+    return used
+
+
+def _rows(listed: list[tuple[Quota, dict[str, int | None]]], screen: Screen) -> Iterator[Part]:
     if not listed and screen.terminal:
         yield line(("no quotas; `saveslot quota set` limits a namespace", DIM))
         return
@@ -82,15 +100,15 @@ def _rows(listed: list[Quota], screen: Screen) -> Iterator[Part]:
         [
             [
                 (one.namespace, "bold"),
-                _limit(one.sessions),
-                "no limit" if one.bytes is None else size(one.bytes),
-                _limit(one.checkpoints_per_minute),
+                _limit(used["sessions"], one.sessions, "{:,}".format),
+                _limit(used["bytes"], one.bytes, size),
+                _limit(used["checkpoints_per_minute"], one.checkpoints_per_minute, "{:,}".format),
                 "" if one.set_at is None else ago(one.set_at),
             ]
-            for one in listed
+            for one, used in listed
         ],
     )
 
 
-def _limit(limit: int | None) -> str:
-    return "no limit" if limit is None else f"{limit:,}"
+def _limit(used: int | None, limit: int | None, text: Callable[[int], str]) -> str:
+    return "no limit" if limit is None else f"{text(used or 0)} of {text(limit)}"

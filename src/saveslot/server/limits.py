@@ -4,20 +4,20 @@ Both doors write through it, and every verb is an append in the end: a fork, a c
 they write. Sessions and bytes are counted in the store, now and then, and this process adds what it has written since:
 so with one process the limits are exact. Of what other processes write it learns with the next count; so that all of
 them together keep to a limit, each uses up a part of the room that it counted, and then counts again. Entries of a
-minute are counted in this process alone.
+minute all processes count in one place: `minute`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from saveslot.errors import QuotaExceeded, SaveslotError, Unavailable
+from saveslot.server.minute import Minute
 from saveslot.server.quotas import Quota
 from saveslot.stores import Store
 from saveslot.stores.around.wrapper import PassingStore
@@ -39,8 +39,6 @@ SOON, NAP = 5, 0.25
 # Seconds that a write waits for a count. Then it goes on with the one before; if there is none yet, it is refused with
 # 503: the first count takes about a second per million entries, and begins when the quota is read.
 PATIENCE = 5.0
-# Seconds of the window in which entries are counted.
-MINUTE = 60
 # What ends, pauses, releases or shortens a session, and the result of a step, may go over a limit by a tenth, at least
 # by so many entries or bytes: a worker at the limit has to be able to stop, to say what it has done, and to make room.
 # Deleting is never refused.
@@ -86,50 +84,6 @@ class Usage(msgspec.Struct, frozen=True):
         return max(FRESH, SHARE * self.took)
 
 
-class Part(msgspec.Struct):
-    """Entries of one second."""
-
-    second: int
-    entries: int
-
-
-class Window:
-    """Entries of the last minute, by the second."""
-
-    def __init__(self) -> None:
-        self._parts: deque[Part] = deque()
-        self._total = 0
-
-    def count(self) -> int:
-        now = int(running().time())
-        while self._parts and self._parts[0].second < now - MINUTE:
-            self._total -= self._parts.popleft().entries
-        return self._total
-
-    def add(self, entries: int) -> Part:
-        self.count()  # drops what is older
-        now = int(running().time())
-        if not self._parts or self._parts[-1].second != now:
-            self._parts.append(Part(now, 0))
-        self._parts[-1].entries += entries
-        self._total += entries
-        return self._parts[-1]
-
-    def take_back(self, part: Part, entries: int) -> None:
-        if self._parts and self._parts[0].second <= part.second:
-            part.entries -= entries
-            self._total -= entries
-
-    def wait(self, entries: int) -> int:
-        """Seconds until so many entries have left the window."""
-        now = int(running().time())
-        for part in self._parts:
-            entries -= part.entries
-            if entries <= 0:
-                return max(1, part.second + MINUTE + 1 - now)
-        return MINUTE
-
-
 class Account:
     """What one namespace has used of its quota, as this process knows it."""
 
@@ -139,7 +93,7 @@ class Account:
         self._usage: Usage | None = None
         self._landed = Amount()  # by this process; what it asked for and never heard of counts as landed
         self._flying = Amount()
-        self._window = Window()
+        self._minute = Minute(store, quota.namespace)
         self._counting: asyncio.Task[None] | None = None
         self._doubtful = False  # there may be more room than was counted
 
@@ -154,6 +108,17 @@ class Account:
     def _counts(self) -> bool:
         """Whether a limit rests on what the store holds."""
         return self.quota.sessions is not None or self.quota.bytes is not None
+
+    async def spend(self, wanted: Amount) -> None:
+        """Count its entries within the minute; `QuotaExceeded` if they are too many."""
+        limit = self.quota.checkpoints_per_minute
+        if limit is not None and not wanted.deleting:
+            await self._minute.take(limit, _most(limit, FEWEST, wanted), wanted.entries)
+
+    def unspend(self, wanted: Amount, landed: Amount) -> None:
+        """Count only those entries that have landed."""
+        if self.quota.checkpoints_per_minute is not None and not wanted.deleting:
+            self._minute.give_back(wanted.entries - landed.entries)
 
     async def prepare(self, wanted: Amount) -> None:
         """Have a count that is fresh enough to judge by: a refusal rests on one that is as fresh as any."""
@@ -198,28 +163,27 @@ class Account:
         if self._usage is None and self._counts and not wanted.deleting:
             space = self.quota.namespace
             raise Unavailable(f"namespace {space} is still being counted for its quota; nothing was written, retry")
-        error = self._full(wanted) or self._too_fast(wanted)
-        if error is not None:
+        if (error := self._full(wanted)) is not None:
             raise error
 
-    def take(self, wanted: Amount) -> Part:
+    def take(self, wanted: Amount) -> None:
         self._flying.add(wanted)
-        return self._window.add(wanted.entries)
 
-    def settle(self, wanted: Amount, landed: Amount, part: Part) -> None:
+    def settle(self, wanted: Amount, landed: Amount) -> None:
         """Count what has landed of what was wanted."""
         self._flying.add(wanted, -1)
         self._landed.add(landed)
-        self._window.take_back(part, wanted.entries - landed.entries)
+        self.unspend(wanted, landed)
 
     def freed(self) -> None:
         """Room was made: the next refusal counts again."""
         self._doubtful = True
 
-    async def usage(self) -> tuple[int | None, int | None, int, float | None]:
-        """Sessions, bytes and entries of the last minute, and how many seconds ago they were counted."""
+    async def usage(self) -> tuple[int | None, int | None, int | None, float | None]:
+        """Sessions, bytes and entries of the last minute, as far as limited, and how old the first two are in s."""
         await self.prepare(Amount())
-        usage, entries = self._usage, self._window.count()
+        usage = self._usage
+        entries = None if self.quota.checkpoints_per_minute is None else await self._minute.used()
         if usage is None:
             return None, None, entries, None
         return self._sessions(usage), self._bytes(usage), entries, running().time() - usage.at
@@ -247,22 +211,8 @@ class Account:
                 return self._exceeded("bytes", quota.bytes, self._bytes(usage), hint)
         return None
 
-    def _too_fast(self, wanted: Amount) -> QuotaExceeded | None:
-        limit = self.quota.checkpoints_per_minute
-        if limit is None or wanted.deleting:
-            return None
-        used, most = self._window.count(), _most(limit, FEWEST, wanted)
-        if used + wanted.entries <= most:
-            return None
-        if wanted.entries > most:
-            hint = f"this brings {wanted.entries:,} at once; it needs a higher quota"
-            return self._exceeded("checkpoints_per_minute", limit, used, hint)
-        wait = self._window.wait(used + wanted.entries - most)
-        return self._exceeded("checkpoints_per_minute", limit, used, f"retry in {wait} s", wait)
-
-    def _exceeded(self, what: str, limit: int, used: int, hint: str, retry_after: int = 0) -> QuotaExceeded:
-        space = self.quota.namespace
-        return QuotaExceeded(space, what, limit=limit, used=used, hint=hint, retry_after=retry_after)
+    def _exceeded(self, what: str, limit: int, used: int, hint: str) -> QuotaExceeded:
+        return QuotaExceeded(self.quota.namespace, what, limit=limit, used=used, hint=hint, retry_after=0)
 
     async def _counted(self) -> None:
         """Wait for a count, up to a limit."""
@@ -280,21 +230,27 @@ class Account:
         began, landed = running().time(), msgspec.structs.replace(self._landed)
         # What is under way now may be in the count, and is added to it once it has landed.
         self._doubtful = self._flying.sessions > 0 or self._flying.bytes > 0
-        query, weighs = Query(namespace=self.quota.namespace), self.quota.bytes is not None
+        weighs = self.quota.bytes is not None
         try:
-            counts = [await self._store.count(query, totals="matching" if weighs else "none")]
-            if weighs:  # deleted sessions take room until they are purged
-                query.deleted_for = EVER_DELETED
-                counts.append(await self._store.count(query, totals="matching"))
+            sessions, size = await counted(self._store, self.quota)
         except SaveslotError as exc:  # go on with what is known; the next write asks again
             log.warning("namespace %s was not counted for its quota: %s", self.quota.namespace, exc)
             return
         if self.quota.bytes is not None and not weighs:  # a limit of bytes was set meanwhile
             return
-        rows = [sum(one.states.values()) for one in counts]
-        size = sum(one.stored_bytes + ENTRY * one.entries for one in counts) + SESSION * sum(rows)
         now = running().time()
-        self._usage = Usage(rows[0], size, began, now - began, landed)
+        self._usage = Usage(sessions, size, began, now - began, landed)
+
+
+async def counted(store: Store, quota: Quota) -> tuple[int, int]:
+    """Count the sessions of a namespace in the store, and their bytes if those are limited."""
+    query, weighs = Query(namespace=quota.namespace), quota.bytes is not None
+    counts = [await store.count(query, totals="matching" if weighs else "none")]
+    if weighs:  # deleted sessions take room until they are purged
+        query.deleted_for = EVER_DELETED
+        counts.append(await store.count(query, totals="matching"))
+    rows = [sum(one.states.values()) for one in counts]
+    return rows[0], sum(one.stored_bytes + ENTRY * one.entries for one in counts) + SESSION * sum(rows)
 
 
 class Limited(PassingStore):
@@ -331,7 +287,7 @@ class Limited(PassingStore):
         for space, group in zip(spaces, groups, strict=True):
             if space in self._accounts:
                 _add(amounts.setdefault(space, Amount()), group)
-        parts = await self._taken(amounts)
+        accounts = await self._taken(amounts)
         # Of a write whose outcome is unknown, all counts: one that was cancelled lands.
         landed = {space: msgspec.structs.replace(amount) for space, amount in amounts.items()}
         try:
@@ -345,15 +301,15 @@ class Limited(PassingStore):
                 if space in landed:
                     _add(landed[space], group)
                     if group.delete:
-                        parts[space][0].freed()
+                        accounts[space].freed()
             return verdicts
         except SaveslotError:  # most likely it did not land, and is repeated
             for amount in landed.values():
                 amount.entries = 0
             raise
         finally:
-            for space, (account, part) in parts.items():
-                account.settle(amounts[space], landed[space], part)
+            for space, account in accounts.items():
+                account.settle(amounts[space], landed[space])
 
     async def empty(self, key: bytes, seqs: Sequence[int], *, notes: bool = False) -> int:
         count = await self._inner.empty(key, seqs, notes=notes)
@@ -379,24 +335,34 @@ class Limited(PassingStore):
             return await self._inner.swap(key, before, after, labels)
         space = (await self._known([key])).get(key, "")
         wanted = Amount(bytes=more, closing=False, deleting=False)
-        parts = await self._taken({space: wanted} if space in self._accounts else {})
+        accounts = await self._taken({space: wanted} if space in self._accounts else {})
         landed = wanted
         try:
             done = await self._inner.swap(key, before, after, labels)
             landed = wanted if done else Amount()
             return done
         finally:
-            for account, part in parts.values():
-                account.settle(wanted, landed, part)
+            for account in accounts.values():
+                account.settle(wanted, landed)
 
-    async def _taken(self, amounts: dict[str, Amount]) -> dict[str, tuple[Account, Part]]:
-        """Take up room for all amounts, or for none. Nothing waits between the look and the taking."""
+    async def _taken(self, amounts: dict[str, Amount]) -> dict[str, Account]:
+        """Take up room for all amounts, or for none. Nothing waits between the look at sessions and bytes, and that."""
         accounts = {space: self._accounts[space] for space in amounts}
+        spent: list[str] = []
+        try:
+            for space, wanted in amounts.items():
+                await accounts[space].prepare(wanted)
+                await accounts[space].spend(wanted)
+                spent.append(space)
+            for space, wanted in amounts.items():
+                accounts[space].require(wanted)
+        except BaseException:
+            for space in spent:
+                accounts[space].unspend(amounts[space], Amount())
+            raise
         for space, wanted in amounts.items():
-            await accounts[space].prepare(wanted)
-        for space, wanted in amounts.items():
-            accounts[space].require(wanted)
-        return {space: (accounts[space], accounts[space].take(wanted)) for space, wanted in amounts.items()}
+            accounts[space].take(wanted)
+        return accounts
 
     async def _spaces(self, groups: Sequence[Group]) -> list[str]:
         """The namespace of each group; "" if its session is gone, and nothing will land."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import gather
 from typing import Annotated
 
 import msgspec
@@ -12,8 +13,12 @@ from saveslot.server import quotas
 from saveslot.server.call import Call
 from saveslot.server.routes import Route
 from saveslot.values.answers import Time
+from saveslot.values.checks import Data
 
 TAG = "Namespaces"
+# Quotas in a list of which it says what is used, the first ones by name: each may cost a count.
+COUNTED = 50
+NOTHING: Data = dict.fromkeys(quotas.LIMITS)
 Number = Annotated[int, Meta(ge=0)]
 
 
@@ -25,12 +30,21 @@ class NewQuota(msgspec.Struct, forbid_unknown_fields=True):
     checkpoints_per_minute: Number | None = None
 
 
+class Used(msgspec.Struct):
+    """What is used of each limit; null: not limited, not counted yet, or one of many quotas."""
+
+    sessions: int | None
+    bytes: int | None
+    checkpoints_per_minute: int | None
+
+
 class Quota(msgspec.Struct):
     namespace: str
     sessions: int | None
     bytes: int | None
     checkpoints_per_minute: int | None
     set_at: Time
+    used: Used
 
 
 class Quotas(msgspec.Struct):
@@ -51,13 +65,29 @@ class Usage(msgspec.Struct):
     namespace: str
     sessions: Use
     bytes: Use
-    checkpoints_per_minute: Annotated[Use, Meta(description="At this server process.")]
+    checkpoints_per_minute: Use
     age: float | None
 
 
 async def ls(call: Call) -> Response:
     listed = await quotas.quotas_of(call.tokens.registry)
-    return call.json({"items": [quota.to_dict() for quota in listed], "next": None})
+    used = await gather(*(_used(call, quota.namespace) for quota in listed[:COUNTED]))
+    used += [NOTHING] * (len(listed) - len(used))
+    items = [{**quota.to_dict(), "used": one} for quota, one in zip(listed, used, strict=True)]
+    return call.json({"items": items, "next": None})
+
+
+async def _used(call: Call, namespace: str) -> Data:
+    account = call.tokens.limits.account(namespace)
+    if account is None:  # set at another server just now
+        return NOTHING
+    sessions, size, entries, _ = await account.usage()
+    limits = account.quota
+    return {
+        "sessions": None if limits.sessions is None else sessions,
+        "bytes": None if limits.bytes is None else size,
+        "checkpoints_per_minute": entries,
+    }
 
 
 async def put(call: Call) -> Response:
@@ -86,7 +116,16 @@ async def show(call: Call) -> Response:
 
 
 ROUTES = [
-    Route("GET", "/v1/quotas", "admin", ls, "List the quotas.", gives=Quotas, namespaced=False, tag=TAG),
+    Route(
+        "GET",
+        "/v1/quotas",
+        "admin",
+        ls,
+        "List the quotas, and what is used of them.",
+        gives=Quotas,
+        namespaced=False,
+        tag=TAG,
+    ),
     Route(
         "PUT",
         "/v1/quotas/{name}",

@@ -49,8 +49,9 @@ async def put(registry: SessionManager, namespace: str, **limits: int | None) ->
         session = await registry.create_session(AGENT, session_id=id_of(name), context=context, exist_ok=True)
         if session.context["set_at"] == context["set_at"]:
             return
+        taken = session.context.get("taken", [])  # within the last minute
         session.context.clear()
-        session.context.update(context)
+        session.context.update(context, taken=taken)
         with suppress(Conflict, NotFound):  # set or removed by someone else meanwhile
             await registry.update_session(session)
             return

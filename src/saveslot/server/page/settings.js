@@ -9,6 +9,8 @@ import { singleKeys } from "./keys.js";
 import { toast } from "./toast.js";
 import { each, html, signal } from "./view.js";
 
+/** @typedef {{sessions: number | null, bytes: number | null, checkpoints_per_minute: number | null}} Limits */
+/** @typedef {Limits & {namespace: string, used: Limits}} Quota a limit that is null does not count */
 /** @typedef {{name: string, scope: string, namespaces: string[] | null, created_at: string, expires_at: string | null, last_used: string | null, expired: boolean}} Token */
 
 const DAY = 86400;
@@ -26,9 +28,13 @@ function keep(name, value, apply) {
 
 export function settingsScreen() {
   const tokens = signal(/** @type {Token[] | null} */ (null));
+  const quotas = signal(/** @type {Quota[]} */ ([]));
   const trouble = signal("");
   const load = () => get("/tokens").then(({ items }) => (tokens.value = items)).catch((error) => (trouble.value = error.message));
-  if (!missing("admin")) load();
+  if (!missing("admin")) {
+    load();
+    get("/quotas").then(({ items }) => (quotas.value = items)).catch((error) => (trouble.value = error.message));
+  }
 
   /** Shown once: the server keeps only its hash. @param {string} name @param {string} text */
   const show = (name, text) => ask({
@@ -97,6 +103,11 @@ export function settingsScreen() {
       <td class="c-number"><button class="quiet" @click=${() => rotate(token)}>Rotate</button><button class="quiet s-failed" @click=${() => revoke(token)}>Revoke…</button></td></tr>`;
   }
 
+  /** @param {number | null} used @param {number | null} limit @param {(n: number) => string} text */
+  const use = (used, limit, text) => (limit === null ? html`<span class="soft">no limit</span>` : html`<span class=${used !== null && used >= limit ? "s-failed" : ""}>${used === null ? "–" : text(used)}</span> <span class="soft">of ${text(limit)}</span>`);
+  /** @param {Quota} quota */
+  const quotaRow = ({ namespace, used, ...limit }) => html`<tr><td><b>${plain(namespace)}</b></td><td class="c-number" data-of="sessions">${use(used.sessions, limit.sessions, count)}</td><td class="c-number" data-of="bytes">${use(used.bytes, limit.bytes, size)}</td><td class="c-number" data-of="a minute">${use(used.checkpoints_per_minute, limit.checkpoints_per_minute, count)}</td></tr>`;
+
   /** @param {string} text @param {[string, string][]} choices value and word @param {string} value @param {(value: string) => void} choose */
   const choice = (text, choices, value, choose) => html`<div><dt>${text}</dt><dd><span class="segments">${choices.map(([v, word]) => html`<button aria-pressed=${String(v === value)} @click=${() => choose(v)}>${word}</button>`)}</span></dd></div>`;
 
@@ -110,11 +121,13 @@ export function settingsScreen() {
     void kept.value;
     const mine = me.value;
     const why = missing("admin");
-    return html`<h1>Settings</h1><div class="settings"><section class="panel" aria-label="Tokens"><header class="panel-head"><h2>Tokens</h2><span class="soft">stored hashed; a new one is shown once</span><span class="push"></span>
+    return html`<h1>Settings</h1><div class="settings"><div class="stack"><section class="panel" aria-label="Tokens"><header class="panel-head"><h2>Tokens</h2><span class="soft">stored hashed; a new one is shown once</span><span class="push"></span>
         <button disabled=${Boolean(why)} title=${why || null} @click=${create}>New token…</button></header>
         ${why ? html`<p class="pad soft">${why}</p>` : trouble.value ? html`<p class="pad trouble">${trouble.value}</p>` : !tokens.value ? null : tokens.value.length
           ? html`<div class="table-wrap" tabindex="0"><table class="tokens cards"><thead><tr><th>Name</th><th>Scope</th><th>Namespaces</th><th class="c-number">Last used</th><th class="c-number">Expires</th><th><span class="hidden">Actions</span></th></tr></thead><tbody>${each(tokens.value, ({ name }) => name, row)}</tbody></table></div>`
           : html`<p class="pad soft">There is no token: everybody on this machine may do everything, and nobody from elsewhere anything.</p>`}</section>
+      ${quotas.value.length ? html`<section class="panel" aria-label="Quotas"><header class="panel-head"><h2>Quotas</h2><span class="soft">what namespaces have used of theirs</span></header>
+        <div class="table-wrap" tabindex="0"><table class="plain-table wide cards"><thead><tr><th>Namespace</th><th class="c-number">Sessions</th><th class="c-number">Bytes</th><th class="c-number">A minute</th></tr></thead><tbody>${each(quotas.value, ({ namespace }) => namespace, quotaRow)}</tbody></table></div></section>` : null}</div>
       <div class="stack"><section class="panel" aria-label="This browser"><header class="panel-head"><h2>This browser</h2></header><dl class="facts">
         ${choice("Theme", [["light", "light"], ["dark", "dark"], ["", "system"]], localStorage.getItem("saveslot.theme") ?? "", (value) => keep("saveslot.theme", value, () => (document.documentElement.dataset.theme = value)))}
         ${choice("Times", [["", "UTC"], ["local", "local"]], localStorage.getItem("saveslot.times") ?? "", (value) => keep("saveslot.times", value))}
