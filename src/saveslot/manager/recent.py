@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Collection, Sequence
 from itertools import chain
 
-from saveslot.errors import Corrupt
+from saveslot.errors import Corrupt, KeyMissing
 from saveslot.manager.headers import as_kinds
 from saveslot.session.engine import Space
+from saveslot.session.headers import owners
 from saveslot.values.answers import Answer, Time
 from saveslot.values.checks import as_count
-from saveslot.values.kinds import Kind
+from saveslot.values.kinds import TAKING_KINDS, Kind
 from saveslot.values.log import Entry, Query, Row, Wanted, moment
 
 # Entries in an answer. As many sessions are looked at, those changed last: no other one can have a newer entry, unless
@@ -22,7 +23,7 @@ TOGETHER = 50
 
 
 class RecentEntry(Answer, frozen=True):
-    """An entry, and what its session is like now."""
+    """An entry, and the state that its session has now."""
 
     session_id: str
     seq: int
@@ -31,7 +32,7 @@ class RecentEntry(Answer, frozen=True):
     timestamp: Time
     agent_type: str
     state: str
-    owner: str | None  # the worker that holds the session
+    owner: str | None  # the worker that wrote the entry under its lease; null: none did, or it cannot be read
     bytes: int
 
 
@@ -64,7 +65,8 @@ async def recent(
             (entry, row) for row, log in zip((row for row in part for _ in wanted), logs, strict=True) for entry in log
         ]
         found = sorted(found, key=lambda pair: (pair[0].at, pair[0].seq), reverse=True)[:limit]
-    return Recent([_entry(entry, row) for entry, row in found], None)
+    workers = await _workers(sessions, found)
+    return Recent([_entry(entry, row, workers.get(entry.lease or b"")) for entry, row in found], None)
 
 
 async def _rows(sessions: Space, agent_types: Collection[str], session_ids: Collection[str]) -> Sequence[Row]:
@@ -86,7 +88,26 @@ async def _log(sessions: Space, row: Row, wanted: Wanted) -> list[Entry]:
         return []
 
 
-def _entry(entry: Entry, row: Row) -> RecentEntry:
-    owner = None if row.lease is None else row.worker
+async def _workers(sessions: Space, found: Sequence[tuple[Entry, Row]]) -> dict[bytes, str]:
+    """Return the workers of the leases that these entries were written under. Past ones cost a read per session."""
+    workers = {row.lease: row.worker for _, row in found if row.lease is not None}
+    past = {row.key: row for entry, row in found if entry.lease is not None and entry.lease not in workers}
+    rows = list(past.values())
+    for start in range(0, len(rows), TOGETHER):
+        for named in await asyncio.gather(*(_past_workers(sessions, row) for row in rows[start : start + TOGETHER])):
+            workers |= named
+    return workers
+
+
+async def _past_workers(sessions: Space, row: Row) -> dict[bytes, str]:
+    wanted = Wanted(kinds=TAKING_KINDS, frames=False)
+    try:
+        takings = await sessions.engine.vault.entries(row.key, wanted)
+        return {lease: owner.worker for lease, owner in owners(takings, row.session_id).items()}
+    except (Corrupt, KeyMissing):  # a damaged or sealed session must not hide the others
+        return {}
+
+
+def _entry(entry: Entry, row: Row, owner: str | None) -> RecentEntry:
     kind, at = Kind(entry.kind).label, moment(entry.at)
     return RecentEntry(row.session_id, entry.seq, kind, entry.name, at, row.agent_type, row.state, owner, entry.size)
