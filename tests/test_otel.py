@@ -7,6 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import time
+from contextlib import aclosing
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -95,6 +98,36 @@ async def test_verbs_have_spans_without_content(spans):
     assert SECRET not in json.dumps([span.to_json() for span in spans()])
 
 
+async def test_streams_have_a_span_each(spans):
+    """`watch`, `walk` and `claims`: how many values, an error's code; what the caller does is not below it."""
+    async with saveslot.open("memory:", namespace="school-7") as sessions:
+        await sessions.create_session("tutor", session_id="s", data={SECRET: SECRET})
+        assert [checkpoint.seq async for checkpoint in sessions.walk("s")] == [1, 2]
+        with pytest.raises(NotFound):
+            async for _ in sessions.walk("unknown"):
+                pass
+        async with aclosing(sessions.watch("s", 0)) as events:
+            async for event in events:
+                await sessions.head("s")
+                if event.seq == 2:
+                    break
+        async with aclosing(sessions.claims(released=True)) as claims:
+            async for held in claims:
+                async with held:
+                    await held.checkpoint(SECRET, {})
+                break
+    done = [span for span in spans() if span.attributes["saveslot.verb"] in {"walk", "watch", "claims"}]
+    found = [
+        tuple(span.attributes.get(f"saveslot.{name}") for name in ("verb", "session_id", "count")) for span in done
+    ]
+    assert found == [("walk", "s", 2), ("walk", "unknown", 0), ("watch", "s", 2), ("claims", None, 1)]
+    assert [span.attributes.get("error.type") for span in done] == [None, "not_found", None, None]
+    streams = {span.context.span_id for span in done}
+    below = [span.attributes["saveslot.verb"] for span in spans() if span.parent and span.parent.span_id in streams]
+    assert not {"head", "held.checkpoint"} & set(below)
+    assert SECRET not in json.dumps([span.to_json() for span in spans()])
+
+
 async def test_spans_of_a_step_are_below_it(spans):
     """What a step's function does is in the step's trace, in the event loop as in a thread."""
     tracer = trace.get_tracer("agent")
@@ -177,6 +210,30 @@ def test_the_json_door_is_traced_with_its_verbs(traced):
     assert saved["attributes"]["http.response.status_code"] == 201
     assert known["saveslot.checkpoint"]["parent_id"] == saved["context"]["span_id"]
     assert known["GET /v1/sessions/{id}"]["attributes"]["http.response.status_code"] == 404
+    assert SECRET not in json.dumps(read())
+
+
+def test_a_stream_of_events_has_a_span_until_it_ends(traced):
+    """The request's span ends when the stream begins; a second one in its trace lasts until the client leaves."""
+    served, read = traced
+    served.request("POST", "/v1/sessions", {"agent_type": "tutor", "session_id": "e", "data": {SECRET: 1}})
+    parent = "00-" + "ef" * 16 + "-" + "cd" * 8 + "-01"
+    connection = HTTPConnection(served.address, timeout=60)
+    connection.request("GET", "/v1/sessions/e/events", headers={"traceparent": parent, "last-event-id": "0"})
+    answer = connection.getresponse()
+    assert answer.status == 200
+    answer.readline()
+    answer.close()
+    connection.close()
+    ends = time.monotonic() + 60
+    while True:
+        known = {span["name"]: span for span in read() if span["context"]["trace_id"] == "0x" + "ef" * 16}
+        if "stream /v1/sessions/{id}/events" in known:
+            break
+        assert time.monotonic() < ends
+        time.sleep(0.1)
+    assert known.keys() >= {"GET /v1/sessions/{id}/events", "stream /v1/sessions/{id}/events"}
+    assert known["stream /v1/sessions/{id}/events"]["parent_id"] == "0x" + "cd" * 8
     assert SECRET not in json.dumps(read())
 
 

@@ -4,7 +4,8 @@
     saveslot.held.checkpoint                          the same
     └── POST /store/1/append                          at the server, if that traces, too
 
-A span has the verb, store, namespace and session id, how many values a list has, and the code of an error. What agents
+A span has the verb, store, namespace and session id, how many values a list or a stream has, and the code of an error.
+What agents
 save, names, and the text of errors, which may repeat that of the caller's own exceptions, are never in it.
 
 `instrument` replaces the verbs of the classes by traced ones, so a process without it runs not one line more.
@@ -12,10 +13,10 @@ save, names, and the text of errors, which may repeat that of the caller's own e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import aclosing, contextmanager
 from functools import wraps
-from inspect import iscoroutinefunction, signature
+from inspect import isasyncgenfunction, iscoroutinefunction, signature
 from typing import Any, cast
 
 from saveslot import __version__, blocking, errors
@@ -40,6 +41,8 @@ Verb = Callable[..., Any]
 UNTRACED = frozenset({"close", "metrics"})
 # What a verb calls the session that it is about: its first argument.
 SESSIONS = ("id", "session", "session_id")
+# Stands for the end of a stream.
+END = object()
 W3C = TraceContextTextMapPropagator()
 _tracer = trace.get_tracer("saveslot", __version__)
 _replaced: list[tuple[type, str, Any]] = []
@@ -55,8 +58,12 @@ def instrument() -> None:
     for kind, prefix in ((SessionManager, ""), (Held, "held.")):
         for name in dir(kind):
             verb = getattr(kind, name)
-            if name[0] != "_" and name not in UNTRACED | INTERNAL and iscoroutinefunction(verb):
+            if name[0] == "_" or name in UNTRACED | INTERNAL:
+                continue
+            if iscoroutinefunction(verb):
                 _replace(kind, name, _traced(prefix + name, verb))
+            elif isasyncgenfunction(verb):
+                _replace(kind, name, _traced_stream(prefix + name, verb))
     _replace(SessionManager, "hold", _holding())
     _replace(blocking.Held, "step", _traced_step(blocking.Held.step))
     _replace(Servers, "headers", staticmethod(_headers))
@@ -77,16 +84,52 @@ def _replace(kind: type, name: str, verb: Any) -> None:
     setattr(kind, name, verb)
 
 
-def _traced(name: str, verb: Verb) -> Verb:
+def _about(verb: Verb) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    """Return what finds the session that a call is about among its arguments."""
     about = next((one for one in list(signature(verb).parameters)[1:2] if one in SESSIONS), None)
+    return lambda args, kwargs: None if about is None else args[0] if args else kwargs.get(about)
+
+
+def _traced(name: str, verb: Verb) -> Verb:
+    about = _about(verb)
 
     @wraps(verb)
     async def traced(self: Any, *args: Any, **kwargs: Any) -> Any:
-        target = None if about is None else args[0] if args else kwargs.get(about)
+        target = about(args, kwargs)
         with span(f"saveslot.{name}", _attributes(self, name, target)) as current:
             result = await verb(self, *args, **kwargs)
             _describe(current, result, new=target is None)
             return result
+
+    return traced
+
+
+def _traced_stream(name: str, verb: Verb) -> Verb:
+    """Of `watch`, `walk` and `claims`: one span from the first value that is asked for until the caller stops.
+
+    It is current only while a value is awaited: what the caller does with one is not below it.
+    """
+    about = _about(verb)
+
+    @wraps(verb)
+    async def traced(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
+        current = _tracer.start_span(f"saveslot.{name}", attributes=_attributes(self, name, about(args, kwargs)))
+        count = 0
+        async with aclosing(verb(self, *args, **kwargs)) as values:
+            try:
+                while True:
+                    with trace.use_span(current, record_exception=False, set_status_on_exception=False):
+                        value = await anext(values, END)
+                    if value is END:
+                        return
+                    count += 1
+                    yield value
+            except Exception as exc:
+                _failed(current, exc)
+                raise
+            finally:  # also when the caller leaves the loop, or is cancelled
+                current.set_attribute("saveslot.count", count)
+                current.end()
 
     return traced
 
@@ -149,10 +192,14 @@ def span(
         try:
             yield current
         except BaseException as exc:
-            code = exc.code if isinstance(exc, errors.SaveslotError) else type(exc).__qualname__
-            current.set_attribute("error.type", code)
-            current.set_status(StatusCode.ERROR)
+            _failed(current, exc)
             raise
+
+
+def _failed(current: Span, exc: BaseException) -> None:
+    code = exc.code if isinstance(exc, errors.SaveslotError) else type(exc).__qualname__
+    current.set_attribute("error.type", code)
+    current.set_status(StatusCode.ERROR)
 
 
 def _headers() -> str:

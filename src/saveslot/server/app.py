@@ -77,18 +77,29 @@ class Server:
             own = {name for name, _ in headers}
             headers += [header for header in _SAFE if header[0] not in own]
             headers.append((b"x-request-id", request_id.encode()))
-            body: bytes = getattr(response, "body", b"")
-            if len(body) <= PART and not isinstance(response, StreamingResponse):
-                await response(scope, receive, send)
-            else:
-                await _sent(response, body, scope, receive, send)
-            self.seen.sent += len(body)
+            await self.send(call, response, scope, receive, send)
+            self.seen.sent += len(getattr(response, "body", b""))
         except ClientDisconnect:
             return
         finally:
             if call is not None:
                 call.end()
             self.seen.add(call, request.method, status, perf_counter() - began, request_id)
+
+    async def send(
+        self,
+        call: Call | None,  # noqa: ARG002  (which it is part of, for those who trace it)
+        response: Response,
+        scope: MutableMapping[str, Any],
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Send an answer; of a stream, as long as it goes on. No call: there is no such route."""
+        body: bytes = getattr(response, "body", b"")
+        if len(body) <= PART and not isinstance(response, StreamingResponse):
+            await response(scope, receive, send)
+        else:
+            await _sent(response, body, scope, receive, send)
 
     async def answer(self, call: Call) -> Response:
         """Carry out a request; every error becomes a problem."""
