@@ -211,7 +211,7 @@ class Tokens:
         await stopped(self._watching)
         with suppress(SaveslotError):
             await self._record()
-            await self.registry.engine.leave()
+        await self.registry.engine.leave()
 
     def caller(self, text: str) -> Caller:
         """Return whom this text stands for; `Unauthorized` unless it is a token that counts now."""
