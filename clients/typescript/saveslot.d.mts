@@ -58,8 +58,11 @@ export class SessionManager {
      * @param {string} id @param {NewLease} [lease] @param {Pick<Write, "key" | "signal">} [write] @returns {Promise<Lease>}
      */
     lease(id: string, lease?: NewLease, write?: Pick<Write, "key" | "signal">): Promise<Lease>;
-    /** Take over sessions whose workers died. @param {Claim} [claim] @returns {Promise<Lease[]>} */
-    claim(claim?: Claim): Promise<Lease[]>;
+    /**
+     * Take over sessions whose workers died. The same call with the same `key` claims nothing more, and renews no lease.
+     * @param {Claim} [claim] @param {Pick<Write, "key" | "signal">} [write] @returns {Promise<Lease[]>}
+     */
+    claim(claim?: Claim, write?: Pick<Write, "key" | "signal">): Promise<Lease[]>;
     /** From here on it lasts `ttl` seconds again. @param {Lease} lease @returns {Promise<Lease>} */
     renew(lease: Lease): Promise<Lease>;
     /**

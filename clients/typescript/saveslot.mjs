@@ -123,9 +123,12 @@ export class SessionManager {
     return this.#write("POST", `${at(id)}/lease`, lease, write);
   }
 
-  /** Take over sessions whose workers died. @param {Claim} [claim] @returns {Promise<Lease[]>} */
-  async claim(claim = {}) {
-    const page = /** @type {PageOfLease} */ (await this.request("POST", "/claims", { body: claim }));
+  /**
+   * Take over sessions whose workers died. The same call with the same `key` claims nothing more, and renews no lease.
+   * @param {Claim} [claim] @param {Pick<Write, "key" | "signal">} [write] @returns {Promise<Lease[]>}
+   */
+  async claim(claim = {}, write = {}) {
+    const page = /** @type {PageOfLease} */ (await this.#write("POST", "/claims", claim, write));
     return page.items;
   }
 
