@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.sync_api import expect
 
-from tests.page.api import get, post
+from tests.page.api import get, post, saveslot
 
 
 def kinds(url: str, id: str) -> list[str]:
@@ -160,3 +160,79 @@ def test_a_person_decides_what_became_of_a_step(watched, url):
     expect(page.locator(".outlook")).to_contain_text("1 finished step is not repeated")
     [step] = get(url, "/sessions/lesson-2207/steps")["items"]
     assert (step["state"], step["result"]) == ("finished", {"mail": 7})
+
+
+def test_erasing_names_forks_and_is_for_good(watched, url):
+    """Erasing asks for the id, names the forks that keep their part, and leaves an empty trail; other data stays."""
+    watched.expected = ["404", "410"]
+    page = watched.open("/sessions/trip-lisbon")
+    page.get_by_role("button", name="Erase…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("1 fork keeps what it took over: trip-lisbon-cheap")
+    expect(dialog).to_contain_text("Neither an undo nor gc brings anything back")
+    verb = dialog.get_by_role("button", name="Erase the session")
+    expect(verb).to_be_disabled()
+    dialog.get_by_role("textbox").fill("trip-lisbon")
+    verb.click()
+    expect(page.locator(".toast")).to_contain_text("Erased trip-lisbon: ")
+    expect(page.get_by_role("link", name="trip-lisbon", exact=True)).to_have_count(0)
+    page.goto(f"{url}/sessions/trip-lisbon")
+    expect(page.locator(".missing")).to_contain_text("checkpoint")
+    assert get(url, "/sessions/trip-lisbon-cheap/data")["notes"] == "far from the centre"
+
+
+def test_every_write_of_a_dialog_has_one_key(watched, url):
+    """A verb that is tried again after its answer was lost is the same request, with the same key, whichever it is."""
+    watched.expected = ["Failed to load resource", "ERR_FAILED", "404"]
+    page = watched.open("/sessions/trip-lisbon")
+    keys: list[str | None] = []
+
+    def lose(route):
+        if route.request.method == "GET":
+            route.continue_()
+            return
+        keys.append(route.request.headers.get("idempotency-key"))
+        if len(keys) % 2:
+            route.fetch()
+            route.abort()
+        else:
+            route.continue_()
+
+    page.route("**/v1/sessions/trip-lisbon**", lose)
+    dialog = page.get_by_role("dialog")
+    for button, verb in {"Cancel…": "Cancel the session", "Delete…": "Delete the session"}.items():
+        page.locator(".actions").get_by_role("button", name=button).click()
+        if button == "Delete…":
+            dialog.get_by_role("textbox").fill("trip-lisbon")
+        dialog.get_by_role("button", name=verb).click()
+        expect(dialog.get_by_role("alert")).to_contain_text("Unknown whether it was done")
+        dialog.get_by_role("button", name=verb).click()
+        expect(dialog).to_have_count(0)
+    assert len(keys) == 4
+    assert keys[0] == keys[1] != keys[2] == keys[3]
+    assert None not in keys
+
+
+def test_labels_of_many_sessions(watched, url):
+    """One label is set on all selected sessions by a job, and the list shows them under it."""
+    page = watched.open("/sessions")
+    expect(page.locator("tr.row")).to_have_count(5)
+    page.get_by_label("Select all that are loaded").click()
+    page.get_by_role("region", name="Selected sessions").get_by_role("button", name="Label…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("team")
+    dialog.get_by_label("Value").fill("blue")
+    dialog.get_by_role("button", name="Label 5 sessions").click()
+    expect(dialog).to_contain_text("Finished: 5 done, 0 refused of 5.")
+    assert all(row["labels"]["team"] == "blue" for row in get(url, "/sessions")["items"])
+
+
+def test_a_session_that_is_deleted_while_it_is_open_says_so(watched, store):
+    """Somebody else deletes the session on the screen: what is left is the trail of what happened to it."""
+    watched.expected = ["404", "410"]
+    page = watched.open("/sessions/review-8812")
+    expect(page.locator(".actions button").first).to_be_visible()
+    page.wait_for_timeout(1000)
+    saveslot(store, "rm", "review-8812", "--yes")
+    expect(page.get_by_role("heading", level=1)).to_have_text("review-8812 was deleted")
+    expect(page.locator(".missing")).to_contain_text("opened")

@@ -103,3 +103,15 @@ test("a log of 10,000 entries has a place for each", () => {
   const log = Array.from({ length: 10_000 }, (_, i) => entry(i + 1, i * 2, "checkpoint", { owner: "a:1" }));
   assert.equal(layout(story(log), { width: 1400, state: "active" }).xs.length, 10_000);
 });
+
+test("from the seventh owner on, whose colour is another one's, a clip always has its name", () => {
+  const takes = Array.from({ length: 8 }, (_, n) => entry(n + 1, n, n ? "claimed" : "taken", { owner: `worker-${n}:1`, from: null }));
+  const { clips } = layout(story(takes), { width: 300, state: "active" });
+  assert.deepEqual(clips.map(({ label }) => label).slice(0, 7), ["", "", "", "", "", "", "worker-6"]);
+});
+
+test("damaged entries are marked by a word where there is room, else by its sign", () => {
+  const damaged = [entry(1, 0, "created"), ...[2, 3, 4].map((n) => entry(n, n, "checkpoint", { damaged: "wrong digest" }))];
+  const marks = layout(story(damaged), { width: 160, state: "completed" });
+  assert.deepEqual(marks.notches.map(({ damaged: text }) => text), ["", "! damaged", "!", "!"]);
+});

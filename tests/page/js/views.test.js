@@ -18,13 +18,14 @@ const { rows } = await import(`${page}/log.js`);
 const { story } = await import(`${page}/entries.js`);
 const { treeRows } = await import(`${page}/tree.js`);
 const { wordDiff } = await import(`${page}/words.js`);
-const { grouped, needs } = await import(`${page}/now.js`);
+const { grouped, inOrder, needs } = await import(`${page}/now.js`);
 const { eventFilters } = await import(`${page}/events.js`);
 const { labelPlaces } = await import(`${page}/charts.js`);
 const { merged } = await import(`${page}/event_rows.js`);
 const { changesOf } = await import(`${page}/labels.js`);
 const { recipeText } = await import(`${page}/raw.js`);
 const { keeps, when } = await import(`${page}/retention.js`);
+const { joined } = await import(`${page}/log_source.js`);
 const { quoted } = await import(`${page}/copy.js`);
 
 test("an effect runs again once after several changes, and not at all after it was ended", () => {
@@ -203,4 +204,18 @@ test("labels of a chart stand beside their lines, inside it, and never one over 
   assert.deepEqual(places(0.3, 0.4), ["0r", "1r"]);
   assert.deepEqual(places(0.5, 0.95), ["0r", "1l"]);
   assert.deepEqual(places(0.95), ["0l"]);
+});
+
+test("needs keep their order while one of them has the focus; new ones come last, and what is settled goes", () => {
+  const [a, b, c] = ["a", "b", "c"].map((id) => ({ id }));
+  assert.deepEqual(inOrder([c, b, a], [a, { id: "gone" }, b]), [a, b, c]);
+  assert.deepEqual(inOrder([], [a]), []);
+});
+
+test("a step that ended is open no more where it began", () => {
+  const entry = (seq, kind, status) => ({ seq, kind, name: "book", step: { key: "1", status } });
+  const known = [entry(1, "step_started", "running"), { seq: 2, kind: "checkpoint", name: "a", step: null }];
+  const all = joined(known, [entry(3, "step_finished", "finished")]);
+  assert.deepEqual(all.map(({ step }) => step?.status), ["finished", undefined, "finished"]);
+  assert.equal(all[1], known[1]);
 });

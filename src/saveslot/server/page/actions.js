@@ -1,6 +1,6 @@
 // @ts-check
 /** What can be done to a session: each verb says first what it will do, and never does it twice. */
-import { freshKey, get, missing, send, sessionPath } from "./api.js";
+import { Failure, apiUrl, freshKey, get, missing, send, sessionPath } from "./api.js";
 import { curl, cli, copyButtons } from "./copy.js";
 import { ask, close } from "./dialog.js";
 import { story } from "./entries.js";
@@ -33,7 +33,7 @@ import { html, signal } from "./view.js";
 /** Why a verb cannot be used now, "" if it can. @param {Subject} subject @param {string} verb @param {"write" | "admin"} [scope] */
 export function why(subject, verb, scope = "write") {
   if (!subject.live) return "no connection to the server";
-  if (subject.locked && verb !== "delete") return "sealed: this server does not have its key";
+  if (subject.locked && verb !== "delete" && verb !== "erase") return "sealed: this server does not have its key";
   return missing(scope) || (subject.outlook?.refused[verb] ? refusal(subject, verb) : "");
 }
 
@@ -60,7 +60,7 @@ export async function now(subject, verb, opposite, body) {
   try {
     await post(subject, verb, body);
     subject.changed();
-    toast(PAST[verb] ?? "Done.", opposite ? async () => { await send("POST", `${sessionPath(subject.id)}/${opposite}`, { body: body ?? {} }); subject.changed(); } : undefined);
+    toast(PAST[verb] ?? "Done.", opposite ? async () => { await send("POST", `${sessionPath(subject.id)}/${opposite}`, { body: body ?? {}, key: freshKey() }); subject.changed(); } : undefined);
   } catch (error) {
     toast(`${verb}: ${/** @type {Error} */ (error).message}`);
   }
@@ -162,6 +162,7 @@ export function fork(subject, at) {
  */
 export function decide(subject, step) {
   const { id } = subject;
+  const write = freshKey();
   const { name, key, owner, started_at: began, idempotency_key: idempotencyKey } = step;
   const happened = signal("");
   const result = signal("null");
@@ -180,7 +181,7 @@ export function decide(subject, step) {
     verb: "Write it to the log",
     cancel: "Not yet",
     act: async () => {
-      await send("POST", path, { body: body(), ifMatch: etag(subject.version) });
+      await send("POST", path, { body: body(), ifMatch: etag(subject.version), key: write });
       subject.changed();
       toast(happened.value === "yes" ? `${plain(called)} counts as done.` : `${plain(called)} will run again.`);
     },
@@ -205,6 +206,7 @@ export function recover(subject) {
 
 /** @param {Subject} subject */
 export function cancel(subject) {
+  const key = freshKey();
   const { owner, outlook, orphaned } = subject;
   const open = (outlook?.steps.running ?? 0) + (outlook?.steps.unknown.length ?? 0);
   ask({
@@ -216,7 +218,7 @@ export function cancel(subject) {
     cancel: "Leave it",
     danger: true,
     act: async () => {
-      await send("POST", `${sessionPath(subject.id)}/cancel`, { body: {} });
+      await send("POST", `${sessionPath(subject.id)}/cancel`, { body: {}, key });
       subject.changed();
       toast("Cancelled.");
     },
@@ -225,6 +227,7 @@ export function cancel(subject) {
 
 /** @param {Subject} subject */
 export function release(subject) {
+  const key = freshKey();
   ask({
     title: `Take ${plain(subject.id)} away from its owner?`,
     body: () => html`<p class="lead"><b>${plain(subject.owner?.worker ?? "")}</b> loses its lease: its next verb raises <code>LeaseLost</code>, and another worker can claim the session at once.</p>
@@ -233,7 +236,7 @@ export function release(subject) {
     verb: "Release the session",
     danger: true,
     act: async () => {
-      await send("POST", `${sessionPath(subject.id)}/release`, { body: {} });
+      await send("POST", `${sessionPath(subject.id)}/release`, { body: {}, key });
       subject.changed();
       toast("Released.");
     },
@@ -242,6 +245,7 @@ export function release(subject) {
 
 /** @param {Subject} subject */
 export function remove(subject) {
+  const key = freshKey();
   const bytes = subject.entries.reduce((sum, { bytes: b }) => sum + b, 0);
   ask({
     title: `Delete ${plain(subject.id)}?`,
@@ -251,10 +255,40 @@ export function remove(subject) {
     danger: true,
     typed: subject.id,
     act: async () => {
-      await send("DELETE", sessionPath(subject.id), { ifMatch: etag(subject.version) });
+      // An answer that was lost may have been that it is done: then there is nothing to delete any more.
+      await send("DELETE", sessionPath(subject.id), { ifMatch: etag(subject.version), key }).catch((error) => {
+        if (!(error instanceof Failure) || error.status !== 404) throw error;
+      });
       close();
       go("/sessions");
       toast(`Deleted ${plain(subject.id)}.`);
+    },
+  });
+}
+
+/** For good, unlike deleting. @param {Subject} subject */
+export function erase(subject) {
+  const { id, owner, orphaned, entries } = subject;
+  const key = freshKey();
+  const body = { session_id: id, dry_run: false };
+  const forks = entries.flatMap((entry) => entry.forks ?? []).map((fork) => fork.id);
+  const full = signal(/** @type {number | null} */ (null));
+  send("POST", "/erase", { body: { ...body, dry_run: true } }).then((answer) => (full.value = answer.entries)).catch((error) => toast(error.message));
+  ask({
+    title: `Erase ${plain(id)} for good?`,
+    body: () => html`<p class="lead">Destroys what its entries hold, in every tier: states, results of steps, messages${full.value === null ? "" : html`, of <b>${many(full.value, "entry", "entries")}</b>`}. The empty entries stay, so its audit trail does. Neither an undo nor gc brings anything back.</p>
+      <ul class="consequences">
+        ${forks.length ? html`<li>${icon("fork")}<span><b>${many(forks.length, "fork")} ${forks.length === 1 ? "keeps" : "keep"} what ${forks.length === 1 ? "it" : "they"} took over:</b> <span class="mono">${plain(forks.join(", "))}</span>. Erase ${forks.length === 1 ? "it" : "them"}, too, where that must go.</span></li>` : null}
+        ${owner && !orphaned ? html`<li>${icon("events")}<span><b>${plain(owner.worker)}</b> holds it: its next verb raises an error.</span></li>` : null}</ul>`,
+    copy: () => copyButtons({ cli: cli(["erase", id, "--apply"]), curl: curl(apiUrl("/erase"), { method: "POST", body }) }),
+    verb: "Erase the session",
+    danger: true,
+    typed: id,
+    act: async () => {
+      const erased = await send("POST", "/erase", { body, key });
+      close();
+      go("/sessions");
+      toast(`Erased ${plain(id)}: ${many(erased.entries, "entry", "entries")}.`);
     },
   });
 }

@@ -20,6 +20,7 @@ const target = ({ ids, filter }) => (ids ? { ids } : { filter });
 function confirm(choice, verb, name, number, done) {
   const body = { verb, ...target(choice) };
   const deleting = verb === "delete";
+  const key = freshKey();
   ask({
     title: `${name} ${many(number, "session")}?`,
     body: () => html`<p class="lead">It runs as a job of the server. Each session is done or refused by itself${deleting ? "; deleted ones go for good when gc purges them" : ""}.</p>`,
@@ -27,7 +28,23 @@ function confirm(choice, verb, name, number, done) {
     verb: `${name} ${many(number, "session")}`,
     danger: deleting,
     ...(deleting && { typed: String(number) }),
-    act: async () => follow(await send("POST", "/bulk", { body, key: freshKey() }), name, done),
+    act: async () => follow(await send("POST", "/bulk", { body, key }), name, done),
+  });
+}
+
+/** One label of all of them. @param {Choice} choice @param {() => void} done */
+function label(choice, done) {
+  const [name, value, key] = [signal(""), signal(""), freshKey()];
+  const body = () => ({ verb: "label", labels: { [name.value.trim()]: value.value || null }, ...target(choice) });
+  const field = (/** @type {{value: string}} */ s) => (/** @type {Event} */ e) => (s.value = /** @type {HTMLInputElement} */ (e.target).value);
+  ask({
+    title: `Label ${many(choice.of, "session")}?`,
+    body: () => html`<p class="lead">Sets one label of each; its other labels stay. It runs as a job of the server.</p>
+      <label class="field">Name <input required maxlength="200" autofocus .value=${name.value} @input=${field(name)}></label>
+      <label class="field">Value, empty to remove the label <input .value=${value.value} @input=${field(value)}></label>`,
+    copy: () => (name.value.trim() ? copyButtons({ curl: curl(apiUrl("/bulk"), { method: "POST", body: body() }) }) : null),
+    verb: `Label ${many(choice.of, "session")}`,
+    act: async () => follow(await send("POST", "/bulk", { body: body(), key }), "Label", done),
   });
 }
 
@@ -57,6 +74,7 @@ export function bulkBar(choice, { total, whole, all, none, done }) {
       const number = choice.states ? (choice.states[state] ?? 0) : choice.of;
       return html`<button disabled=${Boolean(why) || !number} title=${why || null} @click=${() => confirm(choice, verb, name, number, done)}>${name}${choice.states ? ` ${count(number)}` : ""}</button>`;
     })}
+    <button disabled=${Boolean(why)} title=${why || null} @click=${() => label(choice, done)}>Label…</button>
     <button disabled=${Boolean(why)} title=${why || null} @click=${() => confirm(choice, "delete", "Delete", choice.of, done)}>Delete…</button>
     ${why ? html`<span>${why}</span>` : null}<button @click=${none} aria-label="Select none">Esc</button></div>`;
 }

@@ -1,6 +1,6 @@
 // @ts-check
 /** Where everything on a tape stands: a story in, marks out. Pure; `tape.js` draws the marks. */
-import { CHECKPOINTS, STEPS, title } from "./entries.js";
+import { CHECKPOINTS, COLORS, STEPS, title } from "./entries.js";
 import { clock, count, span } from "./format.js";
 
 /** @typedef {import("./entries.js").Story} Story */
@@ -122,10 +122,12 @@ export function layout(story, { width, even = false, touch = false, now = 0, sta
     reach = i ? x : x + (text.length * SANS) / 2;
   });
 
+  // From the seventh owner on, whose colour is another one's too, the name is always there.
+  const order = [...story.colors.keys()];
   const edges = clips.map((clip) => clipEdges(clip, xs, end));
   clips.forEach((clip, k) => {
     const { left, right } = edges[k];
-    marks.clips.push({ x: left, width: right - left, color: clip.color, label: ownerLabel(clip.worker, right - left), end: clip.end });
+    marks.clips.push({ x: left, width: right - left, color: clip.color, label: ownerLabel(clip.worker, right - left) || (order.indexOf(clip.worker) < COLORS ? "" : clip.worker.split(":")[0]), end: clip.end });
     const after = k + 1 < clips.length ? edges[k + 1].left : end;
     if (clip.end === "died" && after - right > 30) {
       const until = times[clips[k + 1].first];

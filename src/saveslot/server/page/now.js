@@ -4,7 +4,7 @@ import { apiUrl, get, sessionPath } from "./api.js";
 import * as actions from "./actions.js";
 import { actionButton } from "./button.js";
 import { now } from "./clock.js";
-import { cli, copyHere, curl } from "./copy.js";
+import { cli, copyHere, copyText, curl } from "./copy.js";
 import { emptyView } from "./empty.js";
 import { spark } from "./charts.js";
 import { eventRows, merged } from "./event_rows.js";
@@ -42,6 +42,12 @@ export function needs(failures, active) {
   const troubles = failures.items.map((/** @type {any} */ item) => ({ id: item.session_id, state: item.state, agent: item.agent_type, reason: item.reason, owner: item.last_owner, since: Date.parse(item.since) / 1000 }));
   const late = active.filter((row) => row.owner?.late && !row.orphaned).map((row) => ({ id: row.session_id, state: /** @type {const} */ ("late"), agent: row.agent_type, reason: "", owner: row.owner.worker, since: Date.parse(row.owner.silent_since) / 1000 }));
   return [...troubles.filter((/** @type {Need} */ n) => n.state === "orphaned"), ...troubles.filter((/** @type {Need} */ n) => n.state === "failed"), ...late];
+}
+
+/** The same needs in the order of others, new ones last: rows keep their places while one of them has the focus. Pure. @param {readonly Need[]} found @param {readonly Need[]} before @returns {Need[]} */
+export function inOrder(found, before) {
+  const known = before.flatMap(({ id }) => found.find((need) => need.id === id) ?? []);
+  return [...known, ...found.filter((need) => !known.includes(need))];
 }
 
 /** Failures with the same reason, if there are more than three, as one row. Pure. @param {readonly Need[]} all @returns {{need: Need, more: number}[]} */
@@ -92,7 +98,7 @@ export function nowScreen() {
       if (!digested) tally(counts.by_state, counts.orphaned);
       const found = needs(failures, page.items);
       // Rows do not move under the pointer or the focus: an order that differs waits.
-      if (!pointerInside || found.length === 0) wanting.value = found;
+      if (!pointerInside || found.length === 0) wanting.value = document.activeElement?.closest(".needs-table") ? inOrder(found, wanting.peek()) : found;
       failed.value = failures.reasons.reduce((/** @type {number} */ sum, /** @type {any} */ { sessions }) => sum + sessions, 0);
       needing.value = inNeed(failures);
       busy.value = page.items.filter((/** @type {any} */ row) => now.peek() - Date.parse(row.last_heartbeat) / 1000 < REACH).slice(0, BUSY);
@@ -185,14 +191,16 @@ export function nowScreen() {
       <td class="n-action">${state === "failed" ? actionButton("Recover…", "", why, () => act(id, state)) : html`<a class="button" href=${sessionUrl(id)}>${open ? "Decide…" : "Look"}</a>`}</td></tr>`;
   }
 
-  const copies = () => copyHere({ cli: cli(["ls", "--state", "failed"]), curl: curl(apiUrl("/failures", { since: HOUR })) });
+  const command = () => cli(["ls", "--state", "failed"]);
+  const copies = () => copyHere({ cli: command(), curl: curl(apiUrl("/failures", { since: HOUR })) });
+  const shortcuts = () => [{ keys: ["y"], text: "copy as CLI", run: () => copyText(command(), "the command"), where: "Now" }];
 
   function needsPanel() {
     const rows = grouped(wanting.value);
     if (!rows.length) return html`<section class="panel pad all-well"><b>Needs you</b> <span class="soft">nothing: none is orphaned, late, or failed in the last hour</span><span class="push"></span>${copies()}</section>`;
     const by = (/** @type {string} */ word) => wanting.value.filter(({ state }) => state === word).length;
     const parts = [by("orphaned") && `${by("orphaned")} orphaned`, failed.value && `${count(failed.value)} failed in the last hour`, by("late") && `${by("late")} late`].filter(Boolean);
-    return html`<section class="panel" aria-label="Needs you" @pointerenter=${() => (pointerInside = true)} @pointerleave=${() => (pointerInside = false)}><header class="panel-head"><h2>Needs you</h2><span class="soft">${parts.join(", ")}</span><span class="push"></span>
+    return html`<section class="panel" aria-label="Needs you" @pointerenter=${() => (pointerInside = true)} @pointerleave=${() => { pointerInside = false; soon(); }} @focusout=${soon}><header class="panel-head"><h2>Needs you</h2><span class="soft">${parts.join(", ")}</span><span class="push"></span>
       ${copies()}<a class="quiet-link" href="/sessions?state=failed">all ${count(facets.value.by_state.failed)} failed</a></header>
       <table class="needs-table"><thead><tr><th class="n-state">State</th><th class="n-id">Session and reason</th><th class="n-tape">Its tape</th><th class="n-owner">Last owner</th><th class="n-since">Since</th><th class="n-outlook">Can it go on?</th><th class="n-action"><span class="hidden">Action</span></th></tr></thead>
       <tbody>${each(rows.slice(0, NEEDS), ({ need }) => need.id, needRow)}</tbody></table></section>`;
@@ -216,5 +224,5 @@ export function nowScreen() {
       <div class="stack">${throughputView(rate, stats.value?.rates["60s"].bytes)}${healthView(stats.value, tiers.value)}<section class="panel" aria-label="Just now"><header class="panel-head"><h2>Just now</h2><span class="push"></span><a class="quiet-link" href="/events">all events</a></header>${newest.value.length ? eventRows(newest.value, true) : html`<p class="soft pad">waiting for the next entry</p>`}</section></div></div>`;
   }
 
-  return { title: "Now", view, dispose: () => { stopStream(); clearTimeout(timer); clearTimeout(slow); shapes.stop(); rate.stop(); } };
+  return { title: "Now", view, shortcuts, dispose: () => { stopStream(); clearTimeout(timer); clearTimeout(slow); shapes.stop(); rate.stop(); } };
 }

@@ -62,7 +62,7 @@ export function retention(changed) {
   run();
 
   /** @param {Purge} shown */
-  const applyGc = (shown) => ask({
+  const applyGc = (shown, key = freshKey()) => ask({
     title: `Purge ${many(shown.count, "session")}?`,
     body: () => html`<p class="lead">Removes ${many(shown.sessions.length, "session")} that ended at least ${many(days.peek(), "day")} ago and ${many(shown.tombstones.length, "deleted session")}, ${size(shown.bytes)} in all. There is no undo. If it is another number by then, nothing is done.</p>`,
     copy: () => copyButtons({ cli: cli(["gc", "--older-than", `${days.peek()}d`, "--apply"]), curl: curl(apiUrl("/gc"), { method: "POST", body: { ...gcBody(), dry_run: false, count: shown.count } }) }),
@@ -70,7 +70,7 @@ export function retention(changed) {
     danger: true,
     typed: String(shown.count),
     act: async () => {
-      const done = await send("POST", "/gc", { body: { ...gcBody(), dry_run: false, count: shown.count }, key: freshKey() });
+      const done = await send("POST", "/gc", { body: { ...gcBody(), dry_run: false, count: shown.count }, key });
       toast(`Purged ${many(done.count, "session")}.`);
       run();
       changed();
@@ -78,7 +78,7 @@ export function retention(changed) {
   });
 
   /** @param {Thin} shown */
-  const applyThin = (shown) => ask({
+  const applyThin = (shown, key = freshKey()) => ask({
     title: `Thin ${many(shown.sessions, "session")}?`,
     body: () => html`<p class="lead">Drops ${many(shown.checkpoints, "checkpoint")}: their entries stay, their data goes, ${size(shown.bytes)} in all, and there is no undo. A keeper frees the bytes ten minutes later. What a worker holds is left as it is; if it is another number of sessions by then, nothing is done.</p>`,
     copy: () => copyButtons({ ...(knownRules(shown.rules) && { cli: cli(["thin", "--all", "--apply"]) }), curl: curl(apiUrl("/thin"), { method: "POST", body: { dry_run: false, count: shown.sessions } }) }),
@@ -86,7 +86,7 @@ export function retention(changed) {
     danger: true,
     typed: String(shown.sessions),
     act: async () => {
-      const done = await send("POST", "/thin", { body: { dry_run: false, count: shown.sessions }, key: freshKey() });
+      const done = await send("POST", "/thin", { body: { dry_run: false, count: shown.sessions }, key });
       toast(`Thinned ${many(done.count, "session")}${done.refused.length ? `; ${many(done.refused.length, "session")} left as ${done.refused.length === 1 ? "it is" : "they are"}: ${plain(done.refused[0].message)}` : ""}.`);
       run();
       changed();

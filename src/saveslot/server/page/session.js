@@ -1,7 +1,7 @@
 // @ts-check
 /** One session: its tape, its log, and the state at the playhead. */
 import * as actions from "./actions.js";
-import { apiUrl, missing } from "./api.js";
+import { Failure, apiUrl, missing } from "./api.js";
 import { cli, copyText, curl } from "./copy.js";
 import { plain } from "./format.js";
 import { editLabels } from "./labels.js";
@@ -24,6 +24,8 @@ import { effect, html, memo, signal } from "./view.js";
 // last heartbeat of its owner.
 const PAUSE = 400;
 const BEAT = 10_000;
+// Milliseconds after a reading that the server did not answer.
+const AGAIN = 2000;
 
 /** @param {string} id */
 export function sessionScreen(id) {
@@ -38,9 +40,17 @@ export function sessionScreen(id) {
   const verbs = verbsOf(source, head, changed);
 
   async function changed() {
-    await source.reload(head.following.peek());
-    if (head.following.peek()) head.toLast(true);
+    try {
+      await source.reload(head.following.peek());
+      if (head.following.peek()) head.toLast(true);
+    } catch (error) {
+      if (!(error instanceof Failure)) throw error;
+      // While the server does not answer, what is known stays; it is read again soon after.
+      if (error.unsure) again = setTimeout(follow, AGAIN);
+      else await source.failed(error);
+    }
   }
+  let again = 0;
   let stale = false;
   let following = false;
   /** Many entries, few readings: one at a time, with a pause after each. */
@@ -127,7 +137,7 @@ export function sessionScreen(id) {
       ${pane.view()}${side(source, verbs)}</div>`;
   }
 
-  return { title: id, view, shortcuts, dispose: () => { stale = false; clearInterval(beat); pane.stop(); stopStream(); stopArrivals(); head.stop(); source.stop(); } };
+  return { title: id, view, shortcuts, dispose: () => { stale = false; clearTimeout(again); clearInterval(beat); pane.stop(); stopStream(); stopArrivals(); head.stop(); source.stop(); } };
 }
 
 /** What can be done here, at the playhead. @param {import("./session_source.js").SessionSource} source @param {import("./playhead.js").Playhead} head @param {() => void} changed */

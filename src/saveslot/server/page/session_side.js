@@ -27,6 +27,7 @@ export function side({ id, path, session, log, audit, overview, entries }, verbs
         ${actionButton("Labels…", "l", actions.why(subject, "update"), verbs.label)}
         <a class="button" href=${apiUrl(`${path}/export`)} download=${`${id}.json`}>Export</a>
         ${actionButton("Delete…", "", actions.why(subject, "delete"), () => actions.remove(subject), "danger")}
+        ${actionButton("Erase…", "", actions.why(subject, "erase", "admin"), () => actions.erase(subject), "danger")}
       </div></section>
       ${nextSteps(subject, session.value.agent_type)}
       ${factsView(session.value, entries(), log.total.value, log.sealed.value, overview.value)}

@@ -53,10 +53,14 @@ export function sessionSource(id) {
       loadOverview();
     } catch (error) {
       if (!(error instanceof Failure)) throw error;
-      // A deleted session still has its trail; otherwise the id may be the beginning of another one.
-      if (error.status === 404) await audit.load();
-      if (error.status !== 404 || audit.trail.peek() || !(await resolved())) failure.value = error;
+      await failed(error);
     }
+  }
+
+  /** A deleted session still has its trail; otherwise the id may be the beginning of another one. @param {Failure} error */
+  async function failed(error) {
+    if (error.status === 404) await audit.load();
+    if (error.status !== 404 || audit.trail.peek() || !(await resolved())) failure.value = error;
   }
 
   /** The session; a sealed one without its key as lists have it, without context and metadata. */
@@ -111,5 +115,5 @@ export function sessionSource(id) {
     return list[list.length - 1]?.seq ?? 0;
   };
 
-  return { id, path, log, audit, session, outlook, overview, failure, entries, orphaned, silent, storyOf, load, reload, stop: () => clearTimeout(outlookTimer) };
+  return { id, path, log, audit, session, outlook, overview, failure, entries, orphaned, silent, storyOf, load, failed, reload, stop: () => clearTimeout(outlookTimer) };
 }

@@ -48,6 +48,7 @@ export function settingsScreen() {
     const days = signal("30");
     const field = (/** @type {{value: string}} */ s) => (/** @type {Event} */ e) => (s.value = /** @type {HTMLInputElement} */ (e.target).value);
     const first = tokens.peek()?.length === 0;
+    const key = freshKey();
     ask({
       title: "Create a token?",
       body: () => html`${first ? html`<p class="card tint-failed">It is the first one: from then on this server asks everybody for a token, this page too. Make it an admin token, or keep the command line at hand.</p>` : null}
@@ -58,7 +59,7 @@ export function settingsScreen() {
       verb: "Create the token",
       act: async () => {
         const body = { name: name.value, scope: scope.value, ...(days.value && { expires_at: new Date(Date.now() + Number(days.value) * DAY * 1000).toISOString() }) };
-        const made = await send("POST", "/tokens", { body, key: freshKey() });
+        const made = await send("POST", "/tokens", { body, key });
         show(made.name, made.token);
         load();
       },
@@ -138,5 +139,7 @@ export function settingsScreen() {
         ${mine?.name ? html`<div><dt></dt><dd><button @click=${signOut}>Sign out</button></dd></div>` : null}</dl></section></div></div>`;
   }
 
-  return { title: "Settings", view, dispose: () => {} };
+  const shortcuts = () => [{ keys: ["y"], text: "copy as CLI", run: () => copyText(cli(["doctor"]), "the command"), where: "Settings" }];
+
+  return { title: "Settings", view, shortcuts, dispose: () => {} };
 }

@@ -1,6 +1,7 @@
 // @ts-check
 /** The state at the playhead: as a tree, as a diff, as messages, as JSON. */
 import { Failure } from "./api.js";
+import { copyText } from "./copy.js";
 import { CHECKPOINTS } from "./entries.js";
 import { count, plain, size } from "./format.js";
 import { happened } from "./happened.js";
@@ -132,6 +133,7 @@ export function statePane({ id, entries, entryAt, index, current, target, led, b
       <div class="sum-line">${fresh && !fresh.trouble && (own || seqA()) ? summary(fresh.operations) : null}
         <span class="soft">${seqA() ? html`since <b>A</b> <span class="mono">${base ? `${base.seq} ${plain(base.name)}` : seqA()}</span>` : own ? (base ? html`since <span class="mono">${base.seq} ${plain(base.name)}</span>` : "the first state") : entry.data_seq ? html`no data of its own; the state is that of <span class="mono">${entry.data_seq} ${plain(target()?.name ?? "")}</span>` : "no data yet"}</span>
         <span class="push"></span>
+        ${name === "diff" && fresh?.operations.length ? html`<button class="quiet" @click=${() => copyText(JSON.stringify(fresh.operations.map(({ old: _, ...operation }) => operation), null, 2), "the operations")}>copy RFC 6902</button>` : null}
         ${name === "state" ? html`<span class="segments"><button aria-pressed=${String(fold.value)} @click=${() => (fold.value = true)}>fold what is as before</button><button aria-pressed=${String(!fold.value)} @click=${() => (fold.value = false)}>all</button></span>` : null}
         <span class="soft">${target()?.state_bytes ? `${size(target()?.state_bytes ?? 0)} of state, ` : ""}${size(entry.bytes)} stored</span></div>
       <div class="centre-body" role="tabpanel">${happened(entry)}
