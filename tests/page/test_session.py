@@ -209,3 +209,16 @@ def test_two_fingers_zoom_the_tape_at_its_playhead(watched):
     pinch(100, 90, 80, 70, 60, 50, 40, 30, 20)
     expect(page).not_to_have_url(re.compile("zoom="))
     centred(page)
+
+
+def test_a_tape_that_is_laid_out_anew_keeps_its_entry(watched, url):
+    """Turning a phone, or a window that becomes narrow and wide again, moves no playhead."""
+    page = watched.open("/sessions/trip-lisbon?at=9")
+    for width in (1440, 390, 700, 390, 1440):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.wait_for_timeout(400)
+        expect(page.get_by_role("slider")).to_have_attribute("aria-valuenow", "9")
+        expect(page.locator(".playhead-still")).to_have_count(1 if width == 390 else 0)
+        if width == 390:
+            centred(page)
+    expect(page).to_have_url(f"{url}/sessions/trip-lisbon?at=9")

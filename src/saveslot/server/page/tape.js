@@ -211,28 +211,38 @@ const RESTS = 140;
 /** The playhead stands still in the middle, and the entry under it is selected. @param {any} scroller whose `view` is what is drawn now */
 function scrollUnder(scroller) {
   const slider = /** @type {HTMLElement} */ (scroller.querySelector(".tape"));
-  let [held, timer] = [false, 0];
+  // Only a person's scrolling selects: a tape that is laid out anew scrolls by itself, too.
+  let [held, scrolling, timer] = [false, false, 0];
   const under = () => nearest(scroller.view.marks.xs, scroller.scrollLeft);
   function snap() {
+    if (held) return;
+    scrolling = false;
     const { marks, index } = scroller.view;
-    if (!held && Math.abs(scroller.scrollLeft - marks.xs[index]) >= 1) scroller.scrollLeft = marks.xs[index];
+    if (Math.abs(scroller.scrollLeft - marks.xs[index]) >= 1) scroller.scrollLeft = marks.xs[index];
+  }
+  function rest() {
+    clearTimeout(timer);
+    timer = setTimeout(snap, RESTS);
   }
   function scrolled() {
     const { index, onselect } = scroller.view;
-    if (under() !== index) onselect(under());
-    clearTimeout(timer);
-    timer = setTimeout(snap, RESTS);
+    if (scrolling && under() !== index) onselect(under());
+    rest();
+  }
+  function begin() {
+    scrolling = true;
+    rest();
   }
   const touch = (/** @type {TouchEvent} */ { touches }) => {
     held = touches.length > 0;
-    clearTimeout(timer);
-    timer = setTimeout(snap, RESTS);
+    begin();
   };
   for (const kind of ["touchstart", "touchend", "touchcancel"]) scroller.addEventListener(kind, touch, { passive: true });
+  scroller.addEventListener("wheel", begin, { passive: true });
   scroller.addEventListener("scroll", scrolled);
   // Another entry, or the same one elsewhere as the tape is zoomed or grows.
   new MutationObserver(() => {
-    if (under() !== scroller.view.index) scroller.scrollLeft = scroller.view.marks.xs[scroller.view.index];
+    if (!scrolling || under() !== scroller.view.index) scroller.scrollLeft = scroller.view.marks.xs[scroller.view.index];
   }).observe(slider, { attributeFilter: ["data-x", "aria-valuenow"] });
   snap();
 }

@@ -83,7 +83,8 @@ export function tapePanel(source, head) {
 
   /** @param {HTMLElement} element */
   function measure(element) {
-    const watch = () => (width.value = Math.max(300, Math.floor(element.clientWidth)));
+    // It has no width before the styles are there.
+    const watch = () => element.clientWidth && (width.value = Math.max(300, Math.floor(element.clientWidth)));
     new ResizeObserver(watch).observe(element);
     watch();
   }
