@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sqlite3
 from base64 import b64encode
 from contextlib import closing
 from pathlib import Path
@@ -229,3 +230,16 @@ def test_foreign_and_missing_stores_are_not_repaired(run, tmp_path):
     assert noise.read_bytes() == b"noise" * 1000
     assert run("doctor", "--repair", "--store", f"sqlite:///{tmp_path / 'none.db'}").code == 5
     assert [path.name for path in tmp_path.glob("*.db*")] == ["noise.db"]
+
+
+def test_copy_by_another_program_is_diagnosed(run, tmp_path):
+    """`VACUUM INTO` of a SQLite without checksums: the store does not open, and doctor says why, and what helps."""
+    path, copy = tmp_path / "s.db", tmp_path / "copy.db"
+    run("create", "tutor", "--store", str(path))
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("vacuum into ?", (str(copy),))
+    answer = run("doctor", "--json", "--store", str(copy))
+    assert answer.code == 1
+    by_key = findings(answer)
+    assert {what for what, finding in by_key.items() if finding["state"] == "problem"} >= {"checksums", "recipes"}
+    assert any("doctor --repair" in advice for advice in by_key["checksums"]["advice"])

@@ -133,7 +133,11 @@ async def _check_logs(logs: Logs, progress: Progress) -> tuple[Finding, list[Row
         progress("recipes", done, max(done, logs.entries))
 
     keys = encryption_keys()
-    store = Vault(await open_store(logs.url), None if keys is None else codec.Keyring.of(keys))
+    try:
+        opened = await open_store(logs.url)
+    except Corrupt:  # the findings so far say why, and what helps
+        return problem("recipes", "not checked: the store does not open as it is", "see the problems above"), hurt
+    store = Vault(opened, None if keys is None else codec.Keyring.of(keys))
     try:
         for stored in logs.rows:
             row = store.open_row(stored)
