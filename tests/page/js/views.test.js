@@ -142,6 +142,17 @@ test("a tree marks what changed in place and folds the rest of a list", () => {
   assert.deepEqual(signs, ["list", "0–2", "+3", "~left", "same", "−notes"]);
 });
 
+test("what changed in a long list or object is listed, however far behind it is", () => {
+  const state = { list: Array.from({ length: 400 }, (_, n) => n), map: Object.fromEntries(Array.from({ length: 400 }, (_, n) => [`k${n}`, n])) };
+  const operations = [{ op: "add", path: "/list/399", value: 399 }, { op: "replace", path: "/map/k300", value: 300, old: 0 }];
+  const rows = (toggled, fold = true) => treeRows(state, operations, { fold, toggled: new Set(toggled) }).map(({ label, sign, same }) => (same ? same.join("–") : `${sign}${label}`));
+  const folded = rows([]);
+  assert.deepEqual(folded.slice(0, 4), ["list", "0–398", "+399", "map"]);
+  assert.deepEqual(folded.slice(-3), ["k199", "~k300", "… 199 more"]);
+  assert.deepEqual(rows(["/map"], false).slice(-4), ["199", "+399", "… 199 more", "map"]);
+  assert.equal(rows(["/list/…", "/list…", "/map"]).length, 402);
+});
+
 test("words that stayed are not marked", () => {
   assert.deepEqual(wordDiff("direct, with a stop", "direct, without a stop"), [
     { kind: "same", text: "direct, " }, { kind: "old", text: "with" }, { kind: "new", text: "without" }, { kind: "same", text: " a stop" },

@@ -7,7 +7,7 @@ import { each, html } from "./view.js";
 /** @typedef {import("./operations.js").Operation} Operation */
 /** @typedef {{path: string, depth: number, label: string, value: any, sign: "" | "+" | "−" | "~", old?: any, closed: boolean | null, same?: [number, number], heading: boolean}} TreeRow `closed` is null for a leaf */
 
-// Children of one container that are listed at once; the rest waits for a click.
+// Children of one container that are listed at once, and those that changed wherever they are; the rest waits for a click.
 const MOST = 200;
 
 /**
@@ -37,24 +37,28 @@ export function treeRows(state, operations, { fold, toggled, opened = new Set(),
   const inside = (value, path, depth, sign) => {
     const list = Array.isArray(value);
     const keys = Object.keys(value);
-    const few = fold && operations.length > 0 && list && touched.has(path);
-    let run = -1;
+    const folding = fold && operations.length > 0 && list && !sign && touched.has(path) && !toggled.has(`${path}/…`);
+    const most = toggled.has(`${path}…`) ? Infinity : MOST;
+    let [run, beyond, hidden] = [-1, 0, rests.get(path) ?? 0];
     const close = (/** @type {number} */ next) => {
       if (run >= 0) rows.push({ path: `${path}/${run}…`, depth, label: "", value: null, sign: "", closed: null, same: [run, next - 1], heading: false });
       run = -1;
     };
-    keys.slice(0, toggled.has(`${path}…`) ? Infinity : MOST).forEach((key, i) => {
+    keys.forEach((key, i) => {
       const child = `${path}/${pointerPart(key)}`;
-      const last = list && i === keys.length - 1;
-      if (few && !sign && !touched.has(child) && !toggled.has(`${path}/…`) && !(last && !touched.has(child))) {
+      const changed = touched.has(child);
+      if (i >= most && (beyond >= most || !(changed || folding))) {
+        close(i);
+        hidden++;
+      } else if (folding && !changed && i < keys.length - 1) {
         if (run < 0) run = i;
-        return;
+      } else {
+        close(i);
+        row(value[key], child, key, depth, sign);
+        if (i >= most) beyond++;
       }
-      close(i);
-      row(value[key], child, key, depth, sign);
     });
     close(keys.length);
-    const hidden = (toggled.has(`${path}…`) ? 0 : Math.max(0, keys.length - MOST)) + (rests.get(path) ?? 0);
     if (hidden) rows.push({ path: `${path}…`, depth, label: `… ${count(hidden)} more`, value: null, sign: "", closed: true, heading: true });
     for (const op of removed.get(path) ?? []) {
       rows.push({ path: `${op.path} gone`, depth, label: op.path.slice(path.length + 1), value: op.old, sign: "−", closed: null, heading: false });
