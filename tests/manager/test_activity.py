@@ -62,6 +62,17 @@ async def test_buckets_count_by_time(sessions, clock):
     assert (empty.items, empty.as_of) == ([], None)
 
 
+async def test_long_sessions_count_as_created(sessions, monkeypatch):
+    """Also when the entry that created one is older than those that are read."""
+    monkeypatch.setattr(activity, "EACH", 2)
+    await sessions.create_session("tutor", session_id="a", data={"n": 0})
+    for n in range(1, 4):
+        await sessions.checkpoint("a", "turn", {"n": n})
+    found = await buckets(sessions, since=7200)
+    assert sum(item.created for item in found.items) == 1
+    assert sum(item.entries for item in found.items) == 2
+
+
 async def test_samples_say_so(sessions, monkeypatch):
     """Beyond their bounds they are not the whole."""
     monkeypatch.setattr(activity, "NEWEST", 2)

@@ -32,6 +32,8 @@ TURNS = frozenset({
     Kind.RECOVERED, Kind.CANCELLED,
 })  # fmt: skip
 SAVED = frozenset({Kind.CHECKPOINT, Kind.THINNED})
+# Place of `created` in what a bucket counts.
+CREATED = 3
 
 
 class Piece(Answer, frozen=True):
@@ -210,6 +212,9 @@ async def _buckets(sessions: Space, width: int, reach: int, agent_type: str | No
         if (count := counts.get(entry.at // step)) is not None:
             for n, value in enumerate(_worth(entry)):
                 count[n] += value
+    for item in sample.sessions:  # by its row: the first entry of a long session is not in the sample
+        if (count := counts.get(item.row.created_at // step)) is not None:
+            count[CREATED] += 1
     items = [Bucket(moment(place * step), *count) for place, count in counts.items()]
     return Buckets(width, items, None, sample.looked_at, moment(sample.now) if sample.now else None)
 
@@ -220,8 +225,8 @@ def entries_of(sample: Sample) -> Iterable[Entry]:
 
 def _worth(entry: Entry) -> tuple[int, ...]:
     kind = entry.kind
-    saved, created, ended = kind in SAVED, kind is Kind.CREATED, kind is Kind.COMPLETED
-    return 1, saved, entry.size, created, ended, kind is Kind.FAILED, kind is Kind.CLAIMED
+    saved, ended = kind in SAVED, kind is Kind.COMPLETED
+    return 1, saved, entry.size, 0, ended, kind is Kind.FAILED, kind is Kind.CLAIMED
 
 
 class WorkerLine(Answer, frozen=True):
