@@ -113,6 +113,12 @@ def test_older_context_in_its_place_is_reported_and_not_continued(plant, run):
     assert ask(plant, lambda sessions: sessions.get_session("second-repaired")).context == {"n": 1}
 
 
+def test_context_damaged_in_the_log_is_reported(plant, run):
+    """The session still opens, from its row: a check reads the entry that wrote its context all the same."""
+    assert plant.damage(FRAMES[plant.kind], "frame", GARBAGE, 1)
+    assert problems(run, plant) == {"recipes"}
+
+
 def test_context_damaged_in_the_log_is_taken_from_the_row(plant, run):
     """The entry that wrote it is damaged, and so is the row's state: the row still has a copy of the context."""
     assert plant.damage("sessions", "state", "x", 0)

@@ -112,7 +112,7 @@ async def _newest(vault: Vault, row: Row, entries: list[Entry], kinds: frozenset
         try:
             recipe = codec.Recipe.unpack(entry.recipe, entry.seq)
             frames = await frames_of(vault, row.key, [recipe], kinds) if recipe else []
-            value = Timeline(row.session_id, frames).data(entry)
+            value = Timeline(row.session_id, frames).state(entry).value()
         except (Corrupt, NotFound):
             continue
         try:

@@ -180,7 +180,7 @@ class Verifier:
                 if entry.kind is Kind.STEP_FINISHED and (result := by_seq.get(entry.seq)) is not None:
                     codec.read_note(result)
                 elif entry.seq in self.promised:
-                    timelines[DATA_KINDS if entry.kind in DATA_KINDS else ABOUT_KINDS].data(entry)
+                    timelines[DATA_KINDS if entry.kind in DATA_KINDS else ABOUT_KINDS].state(entry).value()
             except Corrupt as exc:
                 yield Damage(entry.seq, exc.reason)
             except NotFound:
