@@ -18,8 +18,9 @@ from saveslot.values.log import Entry, Query, moment
 DAY = 86_400 * 1_000_000
 # Days of what was written.
 DAYS = 30
-# Milliseconds of the 99th percentile over which a tier counts as slow.
-SLOW = 50.0
+# Milliseconds of the 99th percentile over which a tier counts as slow, and calls from which on it does: of fewer, that
+# percentile is the slowest call.
+SLOW, ENOUGH = 50.0, 100
 # What a part of the store's metrics is.
 ROLES = {"memory": "this process's cache", "hot": "hot tier: copies", "database": "store: the truth"}
 
@@ -157,11 +158,11 @@ def _tiers(metrics: Mapping[str, Any]) -> list[Tier]:
 def _tier(name: str, part: Data) -> Tier:
     verbs = [cast("Data", verb) for verb in part.values() if isinstance(verb, dict) and "ms" in verb]
     calls, errors = sum(verb["calls"] for verb in verbs), sum(verb["errors"] for verb in verbs)
-    # Of the verb that is called most.
-    ms: Data = max(verbs, key=lambda verb: verb["calls"])["ms"] if calls else {}
-    p50, p99 = ms.get("p50"), ms.get("p99")
+    usual: Data = max(verbs, key=lambda verb: verb["calls"]) if calls else {"calls": 0, "ms": {}}
+    p50, p99 = usual["ms"].get("p50"), usual["ms"].get("p99")
     lookups = int(part.get("hits", 0)) + int(part.get("misses", 0))
-    status = "failing" if errors * 10 > calls else "slow" if p99 is not None and p99 > SLOW else "healthy"
+    slow = p99 is not None and p99 > SLOW and usual["calls"] >= ENOUGH
+    status = "failing" if errors * 10 > calls else "slow" if slow else "healthy"
     plain = {key: value for key, value in part.items() if not isinstance(value, dict)}
     hit_rate = int(part.get("hits", 0)) / lookups if lookups else None
     return Tier(name, ROLES[name], status, calls, errors, p50, p99, hit_rate, plain)
