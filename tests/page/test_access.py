@@ -124,3 +124,17 @@ def test_reduced_motion_stops_all(watched):
     expect(page.get_by_role("slider")).to_be_visible()
     running = "document.getAnimations().filter((it) => it.playState === 'running').length"
     assert page.evaluate(running) == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_forced_colours_leave_the_tape_readable(watched, scheme):
+    """With colours that the user forces, names on the tape have another colour than what they stand on."""
+    page = watched.open("/sessions/trip-lisbon?at=5", forced_colors="active", color_scheme=scheme)
+    expect(page.locator(".owner-name").first).to_be_visible()
+    fills = """() => [".owner-name", ".playhead text", ".name"].map((text) => {
+        const under = { ".owner-name": ".o0-head", ".playhead text": ".flag", ".name": ".panel" }[text];
+        const fill = (it) => getComputedStyle(document.querySelector(it));
+        return [fill(text).fill, under === ".panel" ? fill(under).backgroundColor : fill(under).fill];
+    })"""
+    for text, under in page.evaluate(fills):
+        assert text != under

@@ -37,7 +37,7 @@ def test_analytics_says_what_it_is_of(watched, url):
     """The sentence names the sample; the pair of names is in the URL, and changes the figures."""
     looked = get(url, "/analytics")["looked_at"]
     page = watched.open("/analytics?from=planned&to=booked")
-    expect(page.locator(".sentence")).to_contain_text(f"newest {looked['sessions']} sessions and {looked['entries']}")
+    expect(page.locator(".sentence")).to_contain_text(f"{looked['entries']} entries")
     expect(page.get_by_role("region", name="Time between")).to_contain_text("1 pair")
     page.get_by_label("To", exact=True).select_option("summarised")
     expect(page).to_have_url(re.compile("to=summarised"))

@@ -55,7 +55,7 @@ const drawing = memo((/** @type {Overview} */ overview, /** @type {number} */ wi
     ${each(runs(cols), (_, i) => i, ({ x, width: w, color, owner }) => svg`<g><rect class=${`o${color}-head`} x=${x} y="19" width=${w} height="15"/><text class="owner-name" x=${x + 5} y="30">${plain(ownerLabel(owner, w))}</text></g>`)}
     ${each(cols, (_, i) => i, ({ x, width: w, height, failed }) => svg`<rect class=${failed ? "density failed" : "density"} x=${x} y=${52 - height / 2} width=${Math.max(0.6, w - 0.6)} height=${height}/>`)}
     ${each(deaths, ({ seq }) => seq, ({ seq }) => svg`<path class="torn died" d=${torn(placeOf(overview, width, seq), 19, 70)}/>`)}
-    ${each(overview.items.filter((_, i) => i % every === 0), (_, i) => i, (piece, i) => svg`<text class=${i ? "axis" : "axis start"} x=${placeOf(overview, width, piece.from_seq)} y="13">${i ? `+${span(Date.parse(piece.start) / 1000 - start)}` : clock(start)}</text>`)}`;
+    ${each(overview.items.filter(({ from_seq: seq }, i) => i % every === 0 && placeOf(overview, width, seq) < width - LABEL / 2), (_, i) => i, (piece, i) => svg`<text class=${i ? "axis" : "axis start"} x=${placeOf(overview, width, piece.from_seq)} y="13">${i ? `+${span(Date.parse(piece.start) / 1000 - start)}` : clock(start)}</text>`)}`;
 });
 
 /** @param {{overview: Overview, width: number, from: number, to: number, seq: number, onjump: (seq: number) => void}} view `from` and `to`: the entries drawn below */

@@ -1,7 +1,6 @@
 // @ts-check
 /** What a person can do for an orphan or a failed session. */
 import * as actions from "./actions.js";
-import { missing } from "./api.js";
 import { actionButton } from "./button.js";
 import { cli, copyText } from "./copy.js";
 import { plain } from "./format.js";
@@ -16,7 +15,7 @@ function steps(subject, agent) {
   const decide = unknown.map((step) => ({
     name: `decide ${step.name} ${step.key}`,
     text: html`Find out whether <b>${plain(step.name)}</b> happened, and say so: its next owner gets <code>StepUnknown</code> otherwise.`,
-    button: actionButton(`Decide on ${plain(step.name)}…`, "", missing("write"), () => actions.decide(subject, step)),
+    button: actionButton(`Decide on ${plain(step.name)}…`, "", actions.why(subject, "decide"), () => actions.decide(subject, step)),
   }));
   const recover = state === "failed" ? [{ name: "recover", text: "Make it active again; its state stays as it is.", button: actionButton("Recover…", "", actions.why(subject, "recover"), () => actions.recover(subject)) }] : [];
   const takers = orphaned

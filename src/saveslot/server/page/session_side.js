@@ -1,7 +1,7 @@
 // @ts-check
 /** Beside the state: what would happen next, all that can be done, what is known of the session, and its audit. */
 import * as actions from "./actions.js";
-import { apiUrl, missing } from "./api.js";
+import { apiUrl } from "./api.js";
 import { actionButton } from "./button.js";
 import { factsView } from "./facts.js";
 import { plain } from "./format.js";
@@ -21,7 +21,7 @@ export function side({ id, path, session, log, audit, overview, entries }, verbs
         ${actionButton("Roll back", "r", verbs.rollbackWhy(), verbs.rollback)}${actionButton("Fork", "f", actions.why(subject, "fork"), verbs.fork)}
         ${state === "paused" ? actionButton("Resume", "p", actions.why(subject, "resume"), verbs.pause) : state === "failed" ? actionButton("Recover…", "", actions.why(subject, "recover"), () => actions.recover(subject)) : actionButton("Pause", "p", actions.why(subject, "pause"), verbs.pause)}
         ${actionButton(at?.pinned ? "Unpin" : "Pin", ".", at ? actions.why(subject, "pin") : "no data here", verbs.pin)}
-        ${(orphaned ? [] : (outlook?.steps.unknown ?? [])).map((step) => actionButton(`Decide on ${plain(step.name)}…`, "", missing("write"), () => actions.decide(subject, step), "main"))}
+        ${(orphaned ? [] : (outlook?.steps.unknown ?? [])).map((step) => actionButton(`Decide on ${plain(step.name)}…`, "", actions.why(subject, "decide"), () => actions.decide(subject, step), "main"))}
         ${subject.owner && !orphaned ? actionButton("Release…", "", actions.why(subject, "release"), () => actions.release(subject)) : null}
         ${state === "active" || state === "paused" ? actionButton("Cancel…", "", actions.why(subject, "cancel"), () => actions.cancel(subject)) : null}
         ${actionButton("Labels…", "l", actions.why(subject, "update"), verbs.label)}

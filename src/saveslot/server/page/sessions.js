@@ -284,7 +284,7 @@ export function sessionsScreen() {
   /** Nothing matches: say which token is in the way. */
   function noMatch() {
     const values = Object.entries(current()).flatMap(([name, list]) => list.map((value) => ({ name, value })));
-    return html`<div class="no-match"><h2>No session matches.</h2>${values.length ? html`<p>Drop a filter:</p><p>${values.map(({ name, value }) => html`<button @click=${() => toggle(name, value)}>${name}:${plain(value)} ✕</button> `)}</p>` : html`<p>This namespace has no session yet.</p>`}</div>`;
+    return html`<div class="no-match"><h2>${values.length ? "No session matches." : "No session in this namespace yet."}</h2>${values.length ? html`<p>Drop a filter:</p><p>${values.map(({ name, value }) => html`<button @click=${() => toggle(name, value)}>${name}:${plain(value)} ✕</button> `)}</p>` : html`<p><a href="/">Now</a> shows three ways to begin.</p>`}</div>`;
   }
 
   function view() {

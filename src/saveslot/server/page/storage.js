@@ -41,9 +41,9 @@ export function storageScreen() {
     const total = SORTS.reduce((sum, [name]) => sum + s.by_sort[name], 0) || 1;
     const bar = html`<div class="sort-bar" role="img" aria-label=${SORTS.map(([name, text]) => `${text} ${size(s.by_sort[name])}`).join(", ")}>${SORTS.map(([name]) => html`<i class=${`sort-${name}`} .style=${{ width: `${(100 * s.by_sort[name]) / total}%` }}></i>`)}</div>
       <p class="sort-legend">${SORTS.map(([name, text]) => html`<span><i class=${`sort-${name}`}></i>${text} ${size(s.by_sort[name])}</span>`)}</p>`;
-    return html`<section class="panel" aria-label="Where the bytes are"><header class="panel-head"><h2>Where the bytes are</h2><span class="soft">${ofWhat(s.looked_at, s.sessions)}</span></header><div class="pad">${bar}
+    return html`<section class="panel" aria-label="Where the bytes are"><header class="panel-head"><h2>Where the bytes are</h2><span class="soft">${ofWhat(s.looked_at, s.sessions)}</span></header><div class="pad">${s.sessions ? html`${bar}
       <div class="table-wrap" tabindex="0"><table class="plain-table"><thead><tr><th>Agent</th><th class="c-number">Sessions</th><th class="c-number">Stored</th><th class="c-number c-wide">A session, p50 · p99</th><th class="c-number">Ratio</th></tr></thead><tbody>
-      ${each(s.by_agent_type, (/** @type {any} */ a) => a.agent_type, (a) => html`<tr><td><b>${plain(a.agent_type)}</b></td><td class="c-number">${count(a.sessions)}</td><td class="c-number">${size(a.stored_bytes)}</td><td class="c-number c-wide">${size(a.per_session_p50)} · ${size(a.per_session_p99)}</td><td class="c-number">${a.ratio ? `${a.ratio.toFixed(1)} ×` : "–"}</td></tr>`)}</tbody></table></div></div></section>`;
+      ${each(s.by_agent_type, (/** @type {any} */ a) => a.agent_type, (a) => html`<tr><td><b>${plain(a.agent_type)}</b></td><td class="c-number">${count(a.sessions)}</td><td class="c-number">${size(a.stored_bytes)}</td><td class="c-number c-wide">${size(a.per_session_p50)} · ${size(a.per_session_p99)}</td><td class="c-number">${a.ratio ? `${a.ratio.toFixed(1)} ×` : "–"}</td></tr>`)}</tbody></table></div>` : html`<p class="soft">nothing yet</p>`}</div></section>`;
   }
 
   /** @param {any} s */
