@@ -6,7 +6,7 @@ export class SaveslotError extends Error {
     });
     /** Seconds that the server asks for before another attempt. */
     retryAfter: number;
-    code: "error" | "already_exists" | "cancelled" | "conflict" | "corrupt" | "forbidden" | "history_lost" | "invalid_input" | "invalid_transition" | "key_missing" | "lease_held" | "lease_lost" | "not_found" | "step_failed" | "step_unknown" | "too_large" | "unauthorized" | "unavailable" | "wrong_key";
+    code: "error" | "already_exists" | "cancelled" | "conflict" | "corrupt" | "forbidden" | "history_lost" | "invalid_input" | "invalid_transition" | "key_missing" | "lease_held" | "lease_lost" | "not_found" | "quota_exceeded" | "step_failed" | "step_unknown" | "too_large" | "unauthorized" | "unavailable" | "wrong_key";
     status: number;
     problem: Problem;
 }
