@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from http.client import HTTPConnection
@@ -30,7 +31,8 @@ def post(url: str, path: str, body: Any) -> Any:
     return call(url, "POST", path, body)
 
 
-def saveslot(store: object, *words: str) -> str:
+def saveslot(store: object, *words: str, token: str = "") -> str:
     """Return what a command prints."""
     argv = [sys.executable, "-m", "saveslot", *words, "--store", str(store)]
-    return subprocess.run(argv, capture_output=True, check=True, text=True, timeout=120).stdout
+    env = {**os.environ, "SAVESLOT_TOKEN": token} if token else None
+    return subprocess.run(argv, capture_output=True, check=True, text=True, timeout=120, env=env).stdout

@@ -100,11 +100,39 @@ def test_read_token_sees_why_it_may_not_act(chromium, store):
         for button in buttons.all():
             expect(button).to_be_disabled()
         expect(page.locator(".actions .needs").first).to_have_text("needs scope write")
+        page.keyboard.press("p")
+        expect(page.locator(".toast")).to_have_text("needs scope write")
         status = page.evaluate("fetch('/v1/sessions/trip-lisbon/pause', {method: 'POST'}).then((r) => r.status)")
         assert status == 403
         watched.expected.append("403")
         assert page.evaluate("document.cookie") == ""
         assert text not in page.evaluate("JSON.stringify(localStorage) + location.href")
+        page.context.close()
+        watched.check()
+
+
+def test_conflict_names_the_token_that_came_first(chromium, store):
+    """What a person did has no worker: the token says who it was, there and in the trail of a deleted session."""
+    text = saveslot(store, "token", "create", "boss", "--scope", "admin").strip()
+    anna = saveslot(store, "token", "create", "anna", "--scope", "write").strip()
+    with serving(str(store)) as url:
+        watched = Watched(chromium, url)
+        watched.expected = ["401", "412"]
+        page = watched.open("/sessions/trip-lisbon")
+        page.get_by_label("Token").fill(text)
+        page.get_by_role("button", name="Sign in").click()
+        page.locator(".log-row", has_text="planned").first.click()
+        page.keyboard.press("r")
+        dialog = page.get_by_role("dialog")
+        expect(dialog.locator(".operations li").first).to_be_visible()
+        saveslot(url, "label", "trip-lisbon", "seen=yes", token=anna)
+        dialog.get_by_role("button", name="Roll back to 5").click()
+        expect(dialog.locator(".came")).to_contain_text("anna")
+        page.keyboard.press("Escape")
+        saveslot(url, "rm", "review-8812", "--yes", token=anna)
+        watched.expected.append("404")
+        page.goto(f"{url}/sessions/review-8812")
+        expect(page.locator(".plain-table")).to_contain_text("anna")
         page.context.close()
         watched.check()
 

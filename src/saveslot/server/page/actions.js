@@ -3,7 +3,7 @@
 import { Failure, apiUrl, freshKey, get, missing, send, sessionPath } from "./api.js";
 import { curl, cli, copyButtons } from "./copy.js";
 import { ask, close } from "./dialog.js";
-import { story } from "./entries.js";
+import { story, title } from "./entries.js";
 import { ago, many, plain, size } from "./format.js";
 import { icon } from "./icons.js";
 import { layout } from "./layout.js";
@@ -118,6 +118,9 @@ async function conflicted(subject, failure, doing, target, seen, again) {
   const path = sessionPath(subject.id);
   const [{ items }, session] = await Promise.all([get(`${path}/log`, { after: seen, limit: 100, changed: true }), get(path)]);
   const came = /** @type {Header[]} */ (items);
+  // Whose token wrote each entry: what no worker wrote, a person did.
+  const { lines } = await get(`${path}/audit`);
+  const tokens = new Map(lines.map((/** @type {{seq: number, token: string}} */ line) => [line.seq, line.token]));
   const last = came[came.length - 1]?.seq ?? seen;
   const { items: operations } = await get(`${path}/diff`, { a: "latest", b: target, old: true });
   const names = came.filter(({ kind }) => kind === "checkpoint").map(({ name }) => name);
@@ -126,7 +129,7 @@ async function conflicted(subject, failure, doing, target, seen, again) {
   ask({
     title: `Not done: ${many(came.length, "entry", "entries")} came meanwhile`,
     body: () => html`<p class="lead">You looked at entry ${seen}; the session is now at ${last}. Nothing was changed.</p>
-      <table class="came boxed"><tbody>${came.slice(-8).map((entry) => html`<tr><td class="seq">${entry.seq}</td><td class="mono"><b>${plain(entry.name)}</b></td><td class="soft">${plain((entry.changed ?? []).join(", "))}</td><td>${plain(entry.owner ?? "")}</td><td class="soft">${ago(entry.at)}</td></tr>`)}</tbody></table>
+      <table class="came boxed"><tbody>${came.slice(-8).map((entry) => html`<tr><td class="seq">${entry.seq}</td><td class="mono"><b>${plain(title(entry))}</b></td><td class="soft">${plain((entry.changed ?? []).join(", "))}</td><td>${plain(entry.owner || tokens.get(entry.seq) || "")}</td><td class="soft">${ago(entry.at)}</td></tr>`)}</tbody></table>
       ${names.length ? html`<p>${doing} would now also leave <b>${plain(names.join(", "))}</b> behind:</p>` : null}
       <div class="boxed scrolled" tabindex="0">${operationRows(operations)}</div>`,
     cancel: "Leave it",

@@ -15,6 +15,7 @@ import { sessionSource } from "./session_source.js";
 import { statePane } from "./state_pane.js";
 import { connected, onEntry } from "./stream.js";
 import { even, setEven, tapePanel, zoomBy } from "./tape_panel.js";
+import { toast } from "./toast.js";
 import { effect, html, memo, signal } from "./view.js";
 
 /** @typedef {import("./entries.js").Header} Header */
@@ -26,6 +27,9 @@ const PAUSE = 400;
 const BEAT = 10_000;
 // Milliseconds after a reading that the server did not answer.
 const AGAIN = 2000;
+
+/** A key says what its disabled button would. @param {string} why it cannot be done @param {() => void} run */
+const able = (why, run) => (why ? toast(why) : run());
 
 /** @param {string} id */
 export function sessionScreen(id) {
@@ -107,11 +111,11 @@ export function sessionScreen(id) {
     { keys: ["z"], text: "scale: time or even", run: () => setEven(!even()) },
     { keys: ["+", "="], text: "zoom in", run: () => zoomBy(1) },
     { keys: ["-"], text: "zoom out", run: () => zoomBy(-1) },
-    { keys: ["r"], text: "roll back", run: () => !verbs.rollbackWhy() && verbs.rollback() },
-    { keys: ["f"], text: "fork", run: () => !actions.why(verbs.subject(), "fork") && verbs.fork() },
-    { keys: ["p"], text: "pause or resume", run: () => !actions.why(verbs.subject(), session.peek().state === "paused" ? "resume" : "pause") && verbs.pause() },
-    { keys: ["."], text: "pin or unpin", run: () => !missing("write") && verbs.pin() },
-    { keys: ["l"], text: "labels", run: () => !actions.why(verbs.subject(), "update") && verbs.label() },
+    { keys: ["r"], text: "roll back", run: () => able(verbs.rollbackWhy(), verbs.rollback) },
+    { keys: ["f"], text: "fork", run: () => able(actions.why(verbs.subject(), "fork"), verbs.fork) },
+    { keys: ["p"], text: "pause or resume", run: () => able(actions.why(verbs.subject(), session.peek().state === "paused" ? "resume" : "pause"), verbs.pause) },
+    { keys: ["."], text: "pin or unpin", run: () => able(missing("write"), verbs.pin) },
+    { keys: ["l"], text: "labels", run: () => able(actions.why(verbs.subject(), "update"), verbs.label) },
     { keys: ["y"], text: "copy as CLI", run: () => copyText(copies().cli, "the command") },
   ].map((s) => ({ where: "Tape", ...s })) : []);
 
