@@ -39,6 +39,21 @@ async def save(request, sessions, fresh):
     yield saved
 
 
+async def test_a_state_has_at_most_so_many_keys(sessions, monkeypatch):
+    """A state gets no more keys at its top than the limit; one that has more may change and lose them."""
+    await sessions.create_session("t", session_id="s", data={str(n): n for n in range(8)})
+    monkeypatch.setattr(text, "MAX_KEYS", 5)
+    for change in ({"put": {"new": 1}}, {"append": {"new": [1]}}, {"data": {str(n): n for n in range(9)}}):
+        with pytest.raises(TooLarge, match="keys at its top; keep them in an object"):
+            await sessions.checkpoint("s", "x", **change)
+    await sessions.checkpoint("s", "x", put={"1": 0, "new": 1}, drop=["2"])
+    await sessions.checkpoint("s", "x", drop=["3", "4", "5", "6"])
+    await sessions.checkpoint("s", "x", put={"last": 1})
+    with pytest.raises(TooLarge):
+        await sessions.checkpoint("s", "x", put={"more": 1})
+    assert len(await sessions.get_data("s")) == 5
+
+
 async def test_changes_combine(save):
     """Values are put, keys dropped, items added and taken off; the others stay, and the order of keys too."""
     data = await save(

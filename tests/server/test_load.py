@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from base64 import b64encode
 from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 
@@ -240,6 +241,22 @@ def test_a_client_that_sends_no_request_is_cut(serving, monkeypatch):
             idle.sendall(sent)
             with suppress(ConnectionResetError):
                 assert idle.recv(100) == b""
+    serving.stop()
+
+
+def test_idle_connections_keep_nobody_out(serving, monkeypatch):
+    """Of more connections than a process may have, those are cut that have been without a request for longest."""
+    url, _ = stuck(serving)
+    host = url.removeprefix("http://").partition("/")[0]
+    address = host.split(":")[0], int(host.split(":")[1])
+    with ExitStack() as sockets:
+        idle = [sockets.enter_context(socket.create_connection(address, timeout=60)) for _ in range(5)]
+        assert get(url, "me")[0] == 200  # the server has met them all
+        monkeypatch.setattr(run.Protocol, "most", run.Protocol.open)
+        for n in range(3):
+            assert get(url, "me")[0] == 200
+            with suppress(ConnectionResetError):
+                assert idle[n].recv(1) == b""
     serving.stop()
 
 
@@ -521,9 +538,9 @@ async def test_pages_end_with_what_is_large(serving, monkeypatch):
 
 
 async def test_long_notes_do_not_pass(serving):
-    """A record or a context of more than 2 MB as stored is refused at either door; the agent's data may be longer."""
+    """A record or a context of more than 8 MB as stored is refused at either door; the agent's data may be longer."""
     url, room, _ = await heavy(serving)
-    long = noise(6_000_000)
+    long = b64encode(os.urandom(9_000_000)).decode()
     for path, body in (
         ("sessions/s0/records", {"name": "x", "value": long}),
         ("sessions", {"agent_type": "t", "context": {"long": long}}),

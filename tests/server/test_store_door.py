@@ -384,8 +384,26 @@ async def test_no_answer_has_more(long_log, monkeypatch):
     monkeypatch.setattr(wire, "ROOM", 2500)
     with pytest.raises(TooLarge, match="bytes"):
         await store._call("entries", wire.Entries(key, Wanted()))  # noqa: SLF001
-    with pytest.raises(InvalidInput, match="refs"):
-        await store._call("heads", wire.Heads([key] * (wire.REFS + 1)))  # noqa: SLF001
+    with pytest.raises(TooLarge, match="items"):
+        await store._call("heads", wire.Heads([key] * (wire.LIST + 1)))  # noqa: SLF001
+
+
+async def test_long_lists_go_in_parts(long_log, monkeypatch):
+    """What is more than one request carries is sent in several, and answered as if it were one."""
+    key, store, _ = long_log
+    monkeypatch.setattr(wire, "LIST", 3)
+    pens = [Pen("default", f"part-{n}") for n in range(8)]
+    begun = [pen.begin() for pen in pens]
+    await store.append(begun)
+    keys = [pen.key for pen in pens]
+    assert [head.row.key for head in await store.heads([*keys, key])] == [*keys, key]
+    times = await store.beat([(one, None) for one in [*keys, os.urandom(16)]])
+    assert [time > 0 for time in times] == [True] * 8 + [False]
+    for pen, group in zip(pens, begun, strict=True):
+        pen.saw(group)
+    await store.append([pen.group(frame=bytes(10)) for pen in pens[:1]])
+    assert await store.empty(keys[0], [1, 5, 6, 7, 2]) == 2
+    assert await store.purge(keys, [group.entries[-1].append_id for group in begun]) == [0] + [1] * 7
 
 
 @pytest.mark.parametrize("value", [0, b"", "", [], {}, None, 1.5, "x" * 40, -7, 1 << 40])

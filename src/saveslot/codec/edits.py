@@ -13,7 +13,7 @@ from saveslot.codec.common import NEW, Search, grown, kept_ends
 from saveslot.codec.items import tail
 from saveslot.codec.patch import MAX_WHOLE, Change, Diff, Text, Texts
 from saveslot.codec.state import State
-from saveslot.codec.text import MAX_STATE, checked_key, encode, place, size_of
+from saveslot.codec.text import MAX_STATE, check_keys, checked_key, encode, place, size_of
 from saveslot.codec.writing import Written, encoded, finished
 from saveslot.errors import InvalidInput, TooLarge
 
@@ -76,6 +76,8 @@ def change(before: State | None, edits: Edits, seq: int, limit: int = MAX_STATE)
     put, tagged, long = _put(state, edits.put, limit)
     ends, special = _ends_of_lists(state, edits, limit)
     splices = [*put, *ends]
+    count = len(state.texts) - len(dropped) + sum([splice.key not in state.texts for splice in splices])
+    check_keys("checkpoint", count, len(state.texts))
     weight = (state.weight or size_of(state.texts)) + sum([splice.grows(state.texts) for splice in splices])
     weight -= sum([len(state.texts[key]) + len(key.encode()) + 4 for key in dropped])
     if weight > limit:

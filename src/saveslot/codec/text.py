@@ -36,6 +36,8 @@ MAX_DEPTH = 100
 # Digits of an integer; a negative one has one less, because the decoder counts its sign. JSON readers refuse longer
 # ones, and so does Python (sys.int_info.default_max_str_digits).
 MAX_DIGITS = 4300
+# Keys of a state, each of which costs every checkpoint some microseconds. A state that has more gets no further ones.
+MAX_KEYS = 20_000
 # Bytes of a state as JSON, unless the manager sets another limit.
 MAX_STATE = 16 * 1024 * 1024
 # A limit in bytes that nothing reaches, for values whose size is checked elsewhere or not limited.
@@ -97,6 +99,13 @@ def encode_keys(value: dict[str, Any], path: str, limit: int) -> tuple[dict[str,
     if size > limit:
         raise TooLarge(path, limit=limit, size=size)
     return texts, size, simple is not None and any(_TAG_TEXT in text for text in texts.values())
+
+
+def check_keys(path: str, count: int, before: int) -> None:
+    """Raise `TooLarge` if a state that had `before` keys would have so many."""
+    if count > MAX_KEYS and count > before:
+        hint = "keep them in an object under one key"
+        raise TooLarge(path, limit=MAX_KEYS, size=count, unit="keys at its top", hint=hint)
 
 
 def size_of(texts: Mapping[str, bytes | bytearray]) -> int:

@@ -20,7 +20,7 @@ from saveslot.codec.marks import EVERY, mark
 from saveslot.codec.patch import MAX_WHOLE, UNCHANGED, Change, Changes, Copy, Diff, Texts, size_of_part
 from saveslot.codec.pieces import FEW_COPIES, MAX_PIECES, change_of
 from saveslot.codec.state import State, standing
-from saveslot.codec.text import MAX_STATE, encode_keys
+from saveslot.codec.text import MAX_STATE, check_keys, encode_keys
 from saveslot.values.recipe import NOTHING, Recipe
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -52,6 +52,7 @@ def encoded(
     long lists.
     """
     if type(value) is dict:
+        check_keys(path, len(value), len(before.texts))
         lists = [
             key for key, item in value.items() if type(item) is list and LONG <= len(cast("list[Any]", item)) <= limit
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import cast
 
 from saveslot import codec
@@ -300,8 +301,12 @@ async def import_session(
         session, entries = export.parsed(json, keyring)
     session.session_id = session.session_id if session_id is None else as_name(session_id, "session_id")
     draft = Draft(fresh_key(), beginning(), sessions.engine.limit, sessions.engine.vault.traits.stamp)
-    for _ in export.fill(draft, session, entries):
-        await asyncio.sleep(0)
+    filling = export.fill(draft, session, entries)
+    if len(json) > LONG:
+        await asyncio.to_thread(deque, filling, 0)
+    else:
+        for _ in filling:
+            await asyncio.sleep(0)
     row = Row(
         draft.group.key,
         sessions.namespace,

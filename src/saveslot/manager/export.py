@@ -35,6 +35,8 @@ from saveslot.values.lifecycle import follow
 from saveslot.values.log import ID, REQUEST, Entry, Head, Wanted, micros, moment
 
 VERSION = 1
+# Bytes of a state, or of an entry as stored, that is written in a thread.
+LONG = 256 << 10
 CLOSING = "\n]}\n"
 # Extra nesting around a value here, compared with the store: entry, patch, operation.
 WRAPPING = 3
@@ -92,9 +94,12 @@ async def _parts(sessions: Space, head: Head) -> AsyncIterator[str]:
         await sessions.lookup.again(head)  # not erased or purged while this part was read
         for entry in entries:
             entry.frame = results.get(entry.seq)
-            gone = entry.seq in thinned
-            yield writer.line(entry, None if gone else timeline if entry.kind in DATA_KINDS else abouts)
-            await asyncio.sleep(0)  # a long export must not block other tasks
+            source = None if entry.seq in thinned else timeline if entry.kind in DATA_KINDS else abouts
+            if _is_long(entry):  # must not block other tasks
+                yield await asyncio.to_thread(writer.line, entry, source)
+            else:
+                yield writer.line(entry, source)
+                await asyncio.sleep(0)
     yield CLOSING
 
 
@@ -113,6 +118,10 @@ def _session(session: AgentSession) -> str:
     del fields["checkpoints"]
     fields.pop("version", None)  # an import has its own
     return f'{{"saveslot": {VERSION}, "session": {_text(fields)}'
+
+
+def _is_long(entry: Entry) -> bool:
+    return entry.size > LONG or (bool(entry.recipe) and codec.Recipe.unpack(entry.recipe, entry.seq).size > LONG)
 
 
 class Exporter:

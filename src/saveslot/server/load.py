@@ -46,7 +46,7 @@ RATIO, FREE = 200, 1 << 20
 APART = 256 << 10
 # The weight of JSON (`codec.weight`) that one request may bring, or have decoded, at once and in all: about a quarter
 # of a second of work. An import has a whole history, and is worked on in a thread.
-HEAVIEST, DECODED, IMPORTED = 400_000, 600_000, 1_200_000
+HEAVIEST, DECODED, IMPORTED = 400_000, 1_000_000, 1_200_000
 
 
 class Room:

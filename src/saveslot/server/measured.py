@@ -20,9 +20,10 @@ from saveslot.stores.around.wrapper import PassingStore
 from saveslot.values.log import ALL, MAX_SEQ, Entry, Group, Head, Labels, Place, Query, Ref, Row, Verdict, Wanted, order
 
 # Bytes, as stored, of a note (metadata, a record, a result) and of a body (context, metadata and labels of a session).
-LONGEST = 2 << 20
-# Entries, rows or heads of a piece, and pieces that are read at a time.
-PIECE, TOGETHER = 64, 4
+LONGEST = 8 << 20
+# Entries or heads of a piece, rows of one, and pieces that are read at a time. More rows: where there is no index in
+# their order, each piece looks at all that match.
+PIECE, ROWS, TOGETHER = 32, 64, 2
 # Bytes of an entry or a row in memory, besides its note, frame or body.
 EACH = 600
 ASK = "ask for fewer at a time"
@@ -64,7 +65,7 @@ class Measured(PassingStore):
         rows: list[Row] = []
         column, _ = order(query)
         while True:
-            wanted = min(limit - len(rows), PIECE)
+            wanted = min(limit - len(rows), ROWS)
             async with self._turns:
                 piece = await self._inner.find(query, after, wanted)
                 load.take(sum(EACH + len(row.body) for row in piece), ASK)

@@ -6,9 +6,10 @@ import asyncio
 import signal
 import socket
 import sys
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any, NamedTuple
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import uvicorn
@@ -35,20 +36,34 @@ from saveslot.stores import Store
 GRACE = 10
 # Seconds that an idle connection is kept open.
 KEPT = 120
+# Connections of a process, if it may have as many files, and files that it needs for itself.
+CONNECTIONS, FILES = 10_000, 100
 
 
 class Protocol(HttpToolsProtocol):
-    """Cuts a client that does not send the head of a request in time."""
+    """Cuts a client that does not send the head of a request in time; and of too many connections those that have been
+    without a request for longest, so that idle ones keep nobody out.
+    """
+
+    most = CONNECTIONS
+    open = 0
+    idle: ClassVar[OrderedDict[Protocol, None]] = OrderedDict()
 
     _heading: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._expect()
+        Protocol.open += 1
+        self.idle[self] = None
+        if self.open > self.most:
+            self.idle.popitem(last=False)[0].transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._arrived()
         super().connection_lost(exc)
+        Protocol.open -= 1
+        self.idle.pop(self, None)
 
     def on_message_begin(self) -> None:
         self._arrived()
@@ -57,7 +72,13 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._arrived()
+        self.idle.pop(self, None)
         super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self.idle[self] = None
 
     def _expect(self) -> None:
         self._heading = self.loop.call_later(HEADING, self.transport.abort)
@@ -178,6 +199,7 @@ async def _serve(
         config.load()
     except OSError as exc:  # the certificate
         raise InvalidInput("--tls-cert", f"{options.cert} cannot be used with its key ({exc.strerror or exc})") from exc
+    Protocol.most = _connections()
     server = Uvicorn(config, ready)
     loop = asyncio.get_running_loop()
     signals = () if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -190,6 +212,20 @@ async def _serve(
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
+
+
+def _connections() -> int:
+    """Return how many connections this process can have; let it have as many files as the system allows."""
+    if sys.platform == "win32":
+        return CONNECTIONS
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = CONNECTIONS + FILES if hard == resource.RLIM_INFINITY else hard
+    with suppress(ValueError, OSError):  # the system has a limit of its own
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(CONNECTIONS, soft - FILES))
 
 
 def _orphaned(server: Uvicorn, app: Server, parent: int) -> None:

@@ -173,13 +173,14 @@ def _require_small(value: Any) -> None:
     elif isinstance(value, msgspec.Struct):
         _require_small(msgspec.structs.astuple(value))
     elif isinstance(value, list | tuple | frozenset):
+        if len(cast("list[Any]", value)) > wire.LIST:
+            size = len(cast("list[Any]", value))
+            raise TooLarge("a list", limit=wire.LIST, size=size, unit="items", hint="send it in parts")
         for part in cast("list[Any]", value):
             _require_small(part)
 
 
 async def heads(call: Call, request: wire.Heads) -> list[Head | None]:
-    if len(request.refs) > wire.REFS:
-        raise InvalidInput("refs", f"must be at most {wire.REFS:,}")
     keys = [ref for ref in request.refs if isinstance(ref, bytes)]
     for ref in request.refs:
         if not isinstance(ref, bytes):

@@ -96,12 +96,6 @@ class SessionCheckpoint:
         return data if isinstance(data, dict) else data.data(cast("Entry", self._entry))
 
     @property
-    def text(self) -> bytes:
-        """The data as JSON, in the tagged form; `null` once thinned. That of a stored checkpoint is not decoded."""
-        data = self._data
-        return encode(data, "data", ANY_SIZE)[0] if isinstance(data, dict) else data.text(cast("Entry", self._entry))
-
-    @property
     def timestamp(self) -> datetime:
         if isinstance(self._at, int):
             self._at = moment(self._at)
@@ -156,6 +150,14 @@ class SessionCheckpoint:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id or 'staged'}, {self.name!r}, {self.timestamp.isoformat()})"
+
+
+def text_of(checkpoint: SessionCheckpoint) -> bytes:
+    """Return its data as JSON, in the tagged form; `null` once thinned. That of a stored checkpoint is not decoded."""
+    data = checkpoint._data  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    if isinstance(data, dict):
+        return encode(data, "data", ANY_SIZE)[0]
+    return data.text(cast("Entry", checkpoint._entry))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 class Checkpoint(SessionCheckpoint):

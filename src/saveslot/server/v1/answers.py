@@ -16,7 +16,7 @@ from saveslot.manager.outlook import Outlook
 from saveslot.manager.rows import Newest as Checkpointed, Row
 from saveslot.server.call import JSON, Call, encoded
 from saveslot.server.v1 import conditions
-from saveslot.session.model import AgentSession, Checkpoint, DamagedSession, SessionCheckpoint
+from saveslot.session.model import AgentSession, Checkpoint, DamagedSession, SessionCheckpoint, text_of
 from saveslot.values.checks import Data
 from saveslot.values.lifecycle import SessionState
 
@@ -154,8 +154,8 @@ def saved(checkpoint: SessionCheckpoint) -> Data:
     """The fields of a checkpoint but for its data."""
     return {
         "id": checkpoint.id,
-        "seq": int(checkpoint.id.rpartition(":")[2]),
         "name": checkpoint.name,
+        "seq": int(checkpoint.id.rpartition(":")[2]),
         "timestamp": checkpoint.timestamp.isoformat(),
         "version": checkpoint.version,
         "metadata": checkpoint.metadata,
@@ -176,7 +176,7 @@ async def fitting(items: Iterable[SessionCheckpoint], *, data: bool = True) -> l
     size = 0
     for item in items:
         fields = saved(item)
-        texts.append(spliced(fields, "data", item.text) if data else encoded(fields))
+        texts.append(spliced(fields, "data", text_of(item)) if data else encoded(fields))
         size += len(texts[-1])
         if size > ROOM:
             break
@@ -205,5 +205,5 @@ def checkpoint(call: Call, value: Checkpoint, data: Data | None = None) -> Respo
         headers["location"] = f"/v1/sessions/{quote(session_id, safe='')}/checkpoints/{seq}"
     if conditions.minimal(call):
         return call.json(saved(value), None, headers)
-    text = spliced(saved(value), "data", value.text if data is None else encoded(data))
+    text = spliced(saved(value), "data", text_of(value) if data is None else encoded(data))
     return Response(text, call.route.status, headers, JSON)

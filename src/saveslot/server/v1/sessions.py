@@ -42,6 +42,8 @@ from saveslot.values.lifecycle import SessionState
 from saveslot.values.log import Query, micros
 
 TAG = "Sessions"
+# Bytes of changes to context, metadata and labels in one request.
+ABOUT = 4 << 20
 Id = Annotated[str, Meta(min_length=1, max_length=200)]
 Label = Annotated[str, Meta(max_length=200)]
 Labels = dict[str, str]
@@ -383,6 +385,7 @@ ROUTES = [
         "Change its context, metadata and labels.",
         takes=SessionChanges,
         gives=Session,
+        largest=ABOUT,
         headers=(MUST_MATCH, KEY),
         errors=_WRITES,
         tag=TAG,

@@ -10,7 +10,8 @@ import os
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from itertools import zip_longest
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -48,6 +49,7 @@ from saveslot.values.log import (
 
 # Seconds that upkeep and removals may take.
 LONG = 120.0
+T = TypeVar("T")
 _DECODERS = {verb: wire.decoder(kind) for verb, kind in wire.ANSWERS.items()}
 
 
@@ -55,6 +57,11 @@ class Refused(Verdict, kw_only=True):
     """Stands for the verdict of a group that the server did not accept."""
 
     error: SaveslotError
+
+
+def _parts(items: Sequence[T]) -> list[Sequence[T]]:
+    """What several requests carry, since each has room for so many; one at least."""
+    return [items[start : start + wire.LIST] for start in range(0, len(items), wire.LIST)] or [items]
 
 
 class HttpStore(Store):
@@ -114,6 +121,8 @@ class HttpStore(Store):
         return await (self._joining_states if state else self._joining).answers(refs)
 
     async def _heads(self, refs: Sequence[Ref], *, state: bool = False) -> list[Head | None]:
+        if len(refs) > wire.LIST:
+            return [head for part in _parts(refs) for head in await self._heads(part, state=state)]
         try:
             return await self._call("heads", wire.Heads(list(refs), state))
         except TooLarge:
@@ -200,7 +209,9 @@ class HttpStore(Store):
 
     async def beat(self, signs: Sequence[Sign], worker: Worker | None = None) -> list[int]:
         within = None if worker is None else worker.ttl / 3e6
-        return await self._call("beat", wire.Beat(list(signs), worker), within=within)
+        *parts, last = _parts(signs)
+        times: list[int] = [time for part in parts for time in await self._call("beat", wire.Beat([*part]))]
+        return times + await self._call("beat", wire.Beat([*last], worker), within=within)
 
     async def events(
         self, namespace: str, after: str | None, key: bytes | None = None, *, limit: int = 500, wait: float = 0
@@ -209,13 +220,17 @@ class HttpStore(Store):
         return await self._call("events", wire.Events(namespace, after, key, limit, wait), waits=wait)
 
     async def empty(self, key: bytes, seqs: Sequence[int], *, notes: bool = False) -> int:
-        return await self._call("empty", wire.Empty(key, list(seqs), notes))
+        return sum([await self._call("empty", wire.Empty(key, [*part], notes)) for part in _parts(seqs)])
 
     async def swap(self, key: bytes, before: bytes, after: bytes, labels: Labels | None = None) -> bool:
         return await self._call("swap", wire.Swap(key, before, after, labels or {}))
 
     async def purge(self, keys: Sequence[bytes], seen: Sequence[bytes] | None = None) -> list[int]:
-        return await self._call("purge", wire.Purge(list(keys), None if seen is None else list(seen)), waits=LONG)
+        counts: list[int] = []
+        ends = [None] if seen is None else _parts(seen)
+        for part, last in zip_longest(_parts(keys), ends):
+            counts += await self._call("purge", wire.Purge([*part], None if last is None else [*last]), waits=LONG)
+        return counts
 
     async def namespaces(self, after: str = "", limit: int = 1000) -> list[str]:
         """Those that the token includes."""

@@ -40,10 +40,11 @@ VERSION = "1"
 LARGEST = 64 << 20
 # Seconds that a watch waits at most in one request.
 WATCH = 20.0
-# Rows, events or entries that one request may ask for, bytes of the entries' frames, and sessions whose heads it asks.
+# Rows, events or entries that one request may ask for, and bytes of the entries' frames.
 PAGE = 10_000
 ROOM = 64 << 20
-REFS = 100_000
+# Items of a list in a request that is not an append: sessions, entries, signs.
+LIST = 50_000
 
 
 class Append(msgspec.Struct):
