@@ -77,7 +77,7 @@ def _parts() -> Iterator[str]:
     yield "What the calls above return. Every one has `to_dict()`."
     for value in (saveslot.AgentSession, saveslot.SessionCheckpoint, saveslot.Checkpoint):
         yield f"### {value.__name__}"
-        yield from _class(value, skip={"stored", "settle"}, level=4)
+        yield from _class(value, skip={"stored", "all_stored", "settle"}, level=4)
     yield "### Retention"
     yield from _class(saveslot.Retention, skip={"drops", "least", "to_dict", "from_dict"}, level=4)
     for value in (
