@@ -16,6 +16,7 @@ CONTAINER, BYTES = 3, 256
 _STRETCH = 1 << 20
 _MARKS = b'"[{,'
 _OTHERS = bytes(byte for byte in range(256) if byte not in _MARKS)
+_PLAIN = _OTHERS + b'"'
 
 
 REQUEST, STORED = "the request", "what would have to be decoded"
@@ -64,7 +65,8 @@ def check_all(texts: Collection[bytes | bytearray], what: str) -> None:
 def weight(text: bytes | bytearray, enough: int = 0) -> int:
     """Return the weight of a text; if it is at most `enough`, an upper bound, which takes a tenth of the time."""
     size = len(text) // BYTES
-    total = size + text.count(b",") + CONTAINER * (text.count(b"[") + text.count(b"{"))
+    marks = text.translate(None, _PLAIN)  # counting each of them in the text takes four times as long
+    total = size + CONTAINER * len(marks) - (CONTAINER - 1) * marks.count(b",")
     return total if total <= enough else size + _counted(text)
 
 

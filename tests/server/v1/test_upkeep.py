@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+
+import httpx
 
 import saveslot
+from saveslot.session.model import SessionCheckpoint
+from saveslot.stores.memory import MemoryStore
 
 
 def created(served, session_id: str, *names: str, **more) -> None:
@@ -154,3 +159,27 @@ def test_lifecycle_with_a_key(served):
         assert (first.status, again.status) == (200, 200)
         assert first.json["version"] == again.json["version"] != version
         version = first.json["version"]
+
+
+def test_the_answer_to_an_import_or_a_copy_decodes_no_state(serving, monkeypatch):
+    """It has no checkpoints, so their states, 15 MB each perhaps, are not turned into objects for it."""
+
+    async def opened() -> MemoryStore:
+        return MemoryStore()
+
+    def decoded(_: SessionCheckpoint) -> None:
+        raise AssertionError
+
+    url = serving.serve(opened) + "/v1"
+
+    def post(path: str, body: Any, status: int = 201) -> None:
+        answer = httpx.post(url + path, json=body, timeout=60)
+        assert (answer.status_code, answer.json().get("checkpoints")) == (status, None), answer.text
+
+    post("/sessions", {"agent_type": "a", "session_id": "s", "data": {"n": 0}})
+    post("/sessions/s/checkpoints", {"name": "c", "put": {"n": 1}})
+    export = httpx.get(f"{url}/sessions/s/export").json()
+    monkeypatch.setattr(SessionCheckpoint, "data", property(decoded))
+    post("/imports?session_id=imported", export)
+    post("/sessions/s/copy", {"to": "copied"})
+    post("/sessions/s/pause", {}, 200)

@@ -130,6 +130,8 @@ class Operation(Struct):
 
 def session(value: AgentSession) -> Data:
     """The fields of a session; its checkpoints only if they were loaded."""
+    if not value.loaded:
+        value.checkpoints = []  # decoding and copying their states takes seconds after an import
     fields = value.readable() if isinstance(value, DamagedSession) else value.to_dict()
     if not value.loaded:
         del fields["checkpoints"]
