@@ -41,7 +41,7 @@ export function outlookView(outlook, orphaned) {
   const word = orphaned ? "orphaned" : state;
   const ended = state === "completed";
   return html`<div class=${`outlook tint-${word}`}><p>${opening(outlook, orphaned)}</p><ul>
-    ${from && !ended ? html`<li>${icon("events")}<span>work goes on from <b>${count(from.seq)} ${plain(from.name)}</b>, ${ago(from.at)} old</span></li>` : ended ? null : html`<li>${icon("events")}<span>there is no checkpoint yet: work begins anew</span></li>`}
+    ${from && !ended ? html`<li>${icon("events")}<span>work goes on from <b>${count(from.seq)} ${plain(from.name)}</b>, ${ago(from.at)} old</span></li>` : ended ? null : html`<li>${icon("events")}<span>there is no checkpoint yet: work starts over</span></li>`}
     ${steps.finished ? html`<li>${shape("completed")}<span>${many(steps.finished, "finished step")} ${steps.finished === 1 ? "is" : "are"} <b>not</b> repeated</span></li>` : null}
     ${steps.failed ? html`<li>${shape("failed")}<span>${many(steps.failed, "failed step")}: run again only when told to</span></li>` : null}
     ${steps.running ? html`<li>${shape("late")}<span>${many(steps.running, "step")} running: unknown if the worker dies</span></li>` : null}

@@ -115,7 +115,7 @@ export function settingsScreen() {
   /** @param {import("./api.js").Me} mine @returns {[string, string][]} */
   const serverFacts = ({ version, store, hot, worker_ttl: ttl, streams, limits }) => [
     ["Version", version], ["Store", `${plain(store)}${hot ? ", with a hot tier" : ""}`], ["Workers", `dead after ${span(ttl)} of silence`],
-    ["Streams", `${count(streams)} of ${count(limits.streams)} open`], ["Requests", `${count(limits.requests)} at a time, of up to ${limit(limits.body_bytes)}`], ["A state", `up to ${limit(limits.state_bytes)}`],
+    ["Streams", `${count(streams)} of ${count(limits.streams)} open`], ["Requests", `${count(limits.requests)} at a time, up to ${limit(limits.body_bytes)} each`], ["State", `up to ${limit(limits.state_bytes)}`],
   ];
 
   function view() {
@@ -126,7 +126,7 @@ export function settingsScreen() {
         <button disabled=${Boolean(why)} title=${why || null} @click=${create}>New token…</button></header>
         ${why ? html`<p class="pad soft">${why}</p>` : trouble.value ? html`<p class="pad trouble">${trouble.value}</p>` : !tokens.value ? null : tokens.value.length
           ? html`<div class="table-wrap" tabindex="0"><table class="tokens cards"><thead><tr><th>Name</th><th>Scope</th><th>Namespaces</th><th class="c-number">Last used</th><th class="c-number">Expires</th><th><span class="hidden">Actions</span></th></tr></thead><tbody>${each(tokens.value, ({ name }) => name, row)}</tbody></table></div>`
-          : html`<p class="pad soft">There is no token: everybody on this machine may do everything, and nobody from elsewhere anything.</p>`}</section>
+          : html`<p class="pad soft">No tokens yet: anybody on this machine may do everything, and requests from elsewhere are refused.</p>`}</section>
       ${quotas.value.length ? html`<section class="panel" aria-label="Quotas"><header class="panel-head"><h2>Quotas</h2><span class="soft">what namespaces have used of theirs</span></header>
         <div class="table-wrap" tabindex="0"><table class="plain-table wide cards"><thead><tr><th>Namespace</th><th class="c-number">Sessions</th><th class="c-number">Bytes</th><th class="c-number">A minute</th></tr></thead><tbody>${each(quotas.value, ({ namespace }) => namespace, quotaRow)}</tbody></table></div></section>` : null}</div>
       <div class="stack"><section class="panel" aria-label="This browser"><header class="panel-head"><h2>This browser</h2></header><dl class="facts">
@@ -134,7 +134,7 @@ export function settingsScreen() {
         ${choice("Times", [["", "UTC"], ["local", "local"]], localStorage.getItem("saveslot.times") ?? "", (value) => keep("saveslot.times", value))}
         ${choice("Single keys", [["", "on"], ["off", "off"]], singleKeys() ? "" : "off", (value) => keep("saveslot.keys", value))}</dl></section>
       <section class="panel" aria-label="This server"><header class="panel-head"><h2>This server</h2><span class="push"></span>${copyHere({ cli: cli(["doctor"]), curl: curl(apiUrl("/me")) })}</header><dl class="facts">
-        <div><dt>You are</dt><dd>${mine?.name ? plain(mine.name) : "a person at this machine"}</dd></div><div><dt>Scope</dt><dd>${mine?.scope}</dd></div><div><dt>Namespaces</dt><dd>${mine?.namespaces ? plain(mine.namespaces.join(", ")) : "all"}</dd></div>
+        <div><dt>You are</dt><dd>${mine?.name ? plain(mine.name) : "someone on this machine"}</dd></div><div><dt>Scope</dt><dd>${mine?.scope}</dd></div><div><dt>Namespaces</dt><dd>${mine?.namespaces ? plain(mine.namespaces.join(", ")) : "all"}</dd></div>
         ${mine ? serverFacts(mine).map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`) : null}
         ${mine?.name ? html`<div><dt></dt><dd><button @click=${signOut}>Sign out</button></dd></div>` : null}</dl></section></div></div>`;
   }
