@@ -337,16 +337,25 @@ async def test_unreadable_session_is_released(stores, ann, bob, monkeypatch):
     """Its state is read while it is acquired: if that fails, it is free again, and can be held once it is repaired."""
     await create(bob)
 
-    async def damaged(*arguments, **options):
-        result = await entries(*arguments, **options)
+    async def damaged_heads(*arguments, **options):
+        result = await heads(*arguments, **options)
+        for head in result:
+            cut(head.frames or ())
+        return result
+
+    async def damaged_entries(*arguments, **options):
+        return cut(await entries(*arguments, **options))
+
+    def cut(result):
         for entry in result:
             entry.frame = entry.frame and entry.frame[:-1]
         return result
 
-    entries = stores[0].entries
+    heads, entries = stores[0].heads, stores[0].entries
     before = await names(bob)
     with monkeypatch.context() as patched:
-        patched.setattr(stores[0], "entries", damaged)
+        patched.setattr(stores[0], "heads", damaged_heads)
+        patched.setattr(stores[0], "entries", damaged_entries)
         with pytest.raises(Corrupt, match="checkpoint s:2"):
             await ann.take("s")
     await settled(ann)
