@@ -47,6 +47,8 @@ APART = 256 << 10
 # The weight of JSON (`codec.weight`) that one request may bring, or have decoded, at once and in all: about a quarter
 # of a second of work. An import has a whole history, and is worked on in a thread.
 HEAVIEST, DECODED, IMPORTED = 400_000, 1_000_000, 1_200_000
+# Imports that are worked on at a time; the others wait. Parsed, one takes seven times the bytes of its text.
+IMPORTS = 2
 
 
 class Room:
@@ -58,6 +60,7 @@ class Room:
         self.held = 0  # bytes in memory
         self._held_of = Counter[str]()
         self.refused = 0
+        self.importing = asyncio.Semaphore(IMPORTS)
         self.draining = asyncio.Event()  # the process is told to end: streams end, and their clients go elsewhere
 
     def enter(self, token: str, *, stream: bool) -> None:

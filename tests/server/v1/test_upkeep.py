@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 
 import saveslot
+from saveslot.server.load import IMPORTS
 from saveslot.session.model import SessionCheckpoint
+from saveslot.stores.around.wrapper import PassingStore
 from saveslot.stores.memory import MemoryStore
+from saveslot.values.log import Group, Verdict
 
 
 def created(served, session_id: str, *names: str, **more) -> None:
@@ -183,3 +189,39 @@ def test_the_answer_to_an_import_or_a_copy_decodes_no_state(serving, monkeypatch
     post("/imports?session_id=imported", export)
     post("/sessions/s/copy", {"to": "copied"})
     post("/sessions/s/pause", {}, 200)
+
+
+class Counting(PassingStore):
+    """Counts how many sessions are being created at once."""
+
+    now = most = 0
+
+    async def append(self, groups: Sequence[Group], *, together: bool = False) -> list[Verdict]:
+        self.now += 1
+        self.most = max(self.now, self.most)
+        await asyncio.sleep(0.05)  # the others come meanwhile, unless they wait
+        try:
+            return await self._inner.append(groups, together=together)
+        finally:
+            self.now -= 1
+
+
+def test_few_imports_are_worked_on_at_a_time(serving):
+    """Of many that come at once, the others wait, since each takes several times its bytes; all of them land."""
+    stores: list[Counting] = []
+
+    async def opened() -> Counting:
+        stores.append(Counting(MemoryStore()))
+        return stores[0]
+
+    url = serving.serve(opened) + "/v1"
+    assert httpx.post(url + "/sessions", json={"agent_type": "a", "session_id": "s"}, timeout=60).status_code == 201
+    export = httpx.get(f"{url}/sessions/s/export", timeout=60).content
+    json_type = {"content-type": "application/json"}
+
+    def load(n: int) -> int:
+        return httpx.post(f"{url}/imports?session_id=s{n}", content=export, headers=json_type, timeout=60).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(load, range(8))] == [201] * 8
+    assert stores[0].most == IMPORTS

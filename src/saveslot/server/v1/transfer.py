@@ -49,11 +49,12 @@ async def load(call: Call) -> Response:
     body = await call.body()
     call.load.limits.heaviest = IMPORTED
     await apart(len(body), weight.check, body, weight.REQUEST)
-    try:
-        text = body.decode()
-    except UnicodeDecodeError:
-        raise Problem(400, InvalidInput("body", "is not UTF-8")) from None
-    session = await call.sessions.import_session(text, session_id=query.session_id, idempotency_key=key(call))
+    async with call.room.importing:
+        try:
+            text = body.decode()
+        except UnicodeDecodeError:
+            raise Problem(400, InvalidInput("body", "is not UTF-8")) from None
+        session = await call.sessions.import_session(text, session_id=query.session_id, idempotency_key=key(call))
     session.loaded = False
     return one(call, session)
 
