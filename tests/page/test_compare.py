@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+
 from playwright.sync_api import expect
 
 from tests.page.api import call, get
@@ -63,6 +66,22 @@ def test_tokens_are_made_shown_once_and_revoked(watched, url):
     page.get_by_role("button", name="Revoke…").click()
     page.get_by_role("button", name="Revoke the token").click()
     expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("admin")
+
+
+def test_token_as_copied_is_made_by_this_server(watched, url):
+    """The request makes it where the page would; a command would make it in whatever store the shell has by default."""
+    page = watched.open("/settings")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="New token…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("it's ci")
+    expect(dialog.get_by_role("button", name="copy as CLI")).to_have_count(0)
+    dialog.get_by_role("button", name="copy as curl").click()
+    expect(page.locator(".toast")).to_contain_text("Copied")
+    words = page.evaluate("navigator.clipboard.readText()")
+    answer = subprocess.run(["bash", "-c", words], capture_output=True, check=True, text=True, timeout=60).stdout
+    assert json.loads(answer)["name"] == "it's ci"
+    assert json.loads(answer)["token"].startswith("saveslot_")
 
 
 def test_what_this_browser_keeps(watched):

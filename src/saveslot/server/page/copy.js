@@ -8,11 +8,10 @@ import { html } from "./view.js";
 /** @param {string} text one word of a shell */
 export const quoted = (text) => (/^[\w@%+=:,./~-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
 
-/** For any shell: with this server's address, but for tokens, which need the store itself. @param {string[]} words after `saveslot` */
+/** For any shell, with this server's address. Not for `token`, which needs the store itself. @param {string[]} words after `saveslot` */
 export function cli(words) {
-  const store = words[0] === "token" ? [] : ["--store", location.origin];
   const space = namespace() === "default" ? [] : ["--namespace", namespace()];
-  return ["saveslot", ...words, ...store, ...space].map(quoted).join(" ");
+  return ["saveslot", ...words, "--store", location.origin, ...space].map(quoted).join(" ");
 }
 
 /** @param {string} url below this server @param {{method?: string, ifMatch?: string, body?: unknown}} [request] */

@@ -49,17 +49,17 @@ export function settingsScreen() {
     const field = (/** @type {{value: string}} */ s) => (/** @type {Event} */ e) => (s.value = /** @type {HTMLInputElement} */ (e.target).value);
     const first = tokens.peek()?.length === 0;
     const key = freshKey();
+    const body = () => ({ name: name.value || "NAME", scope: scope.value, ...(days.value && { expires_at: new Date(Date.now() + Number(days.value) * DAY * 1000).toISOString() }) });
     ask({
       title: "Create a token?",
       body: () => html`${first ? html`<p class="card tint-failed">It is the first one: from then on this server asks everybody for a token, this page too. Make it an admin token, or keep the command line at hand.</p>` : null}
         <label class="field">Name <input required maxlength="200" autofocus .value=${name.value} @input=${field(name)}></label>
         <fieldset class="scopes"><legend>Scope</legend>${SCOPES.map(([word, text]) => html`<label><input type="radio" name="scope" value=${word} .checked=${scope.value === word} @change=${field(scope)}> <b>${word}</b> <span class="soft">${text}</span></label>`)}</fieldset>
         <label class="field">Days until it expires, empty for never <input type="number" min="1" max="3650" .value=${days.value} @input=${field(days)}></label>`,
-      copy: () => copyButtons({ cli: cli(["token", "create", name.value || "NAME", "--scope", scope.value, ...(days.value ? ["--expires", `${days.value}d`] : [])]) }),
+      copy: () => copyButtons({ curl: curl(apiUrl("/tokens"), { method: "POST", body: body() }) }),
       verb: "Create the token",
       act: async () => {
-        const body = { name: name.value, scope: scope.value, ...(days.value && { expires_at: new Date(Date.now() + Number(days.value) * DAY * 1000).toISOString() }) };
-        const made = await send("POST", "/tokens", { body, key });
+        const made = await send("POST", "/tokens", { body: body(), key });
         show(made.name, made.token);
         load();
       },
@@ -70,7 +70,7 @@ export function settingsScreen() {
   const rotate = ({ name }) => ask({
     title: `Rotate token ${plain(name)}?`,
     body: () => html`<p class="lead">It gets a new secret; the old one is refused from then on, on every server.</p>`,
-    copy: () => copyButtons({ cli: cli(["token", "rotate", name]) }),
+    copy: () => copyButtons({ curl: curl(apiUrl(`/tokens/${encodeURIComponent(name)}/rotate`), { method: "POST" }) }),
     verb: "Rotate the token",
     act: async () => show(name, (await send("POST", `/tokens/${encodeURIComponent(name)}/rotate`)).token),
   });
@@ -79,7 +79,7 @@ export function settingsScreen() {
   const revoke = ({ name }) => ask({
     title: `Revoke token ${plain(name)}?`,
     body: () => html`<p class="lead">Whatever uses it is refused from then on. The last admin token cannot be revoked.</p>`,
-    copy: () => copyButtons({ cli: cli(["token", "revoke", name]) }),
+    copy: () => copyButtons({ curl: curl(apiUrl(`/tokens/${encodeURIComponent(name)}`), { method: "DELETE" }) }),
     verb: "Revoke the token",
     danger: true,
     act: async () => {
