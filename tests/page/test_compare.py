@@ -7,7 +7,7 @@ import subprocess
 
 from playwright.sync_api import expect
 
-from tests.page.api import call, get
+from tests.page.api import call, get, saveslot
 
 
 def test_compare_shows_what_went_and_what_came(watched, url):
@@ -82,6 +82,15 @@ def test_token_as_copied_is_made_by_this_server(watched, url):
     answer = subprocess.run(["bash", "-c", words], capture_output=True, check=True, text=True, timeout=60).stdout
     assert json.loads(answer)["name"] == "it's ci"
     assert json.loads(answer)["token"].startswith("saveslot_")
+
+
+def test_quotas_show_what_is_used_of_them(watched, store):
+    """A namespace's sessions, bytes and entries a minute, each of its limit."""
+    saveslot(store, "quota", "set", "default", "--sessions", "1000", "--bytes", "10MB")
+    page = watched.open("/settings")
+    row = page.get_by_role("row", name="default")
+    expect(row.locator("[data-of=sessions]")).to_contain_text("of 1,000")
+    expect(row.locator("[data-of=bytes]")).to_contain_text("of 10.0 MB")
 
 
 def test_what_this_browser_keeps(watched):

@@ -4,7 +4,7 @@ import { apiUrl, freshKey, get, me, missing, send, signedOut } from "./api.js";
 import { now } from "./clock.js";
 import { cli, copyButtons, copyHere, copyText, curl } from "./copy.js";
 import { ask } from "./dialog.js";
-import { count, limit, plain, short, span } from "./format.js";
+import { count, limit, plain, short, size, span } from "./format.js";
 import { singleKeys } from "./keys.js";
 import { toast } from "./toast.js";
 import { each, html, signal } from "./view.js";
