@@ -37,7 +37,7 @@ MAX_DEPTH = 100
 # ones, and so does Python (sys.int_info.default_max_str_digits).
 MAX_DIGITS = 4300
 # Keys of a state, each of which costs every checkpoint some microseconds. A state that has more gets no further ones.
-MAX_KEYS = 20_000
+MAX_KEYS = 50_000
 # Bytes of a state as JSON, unless the manager sets another limit.
 MAX_STATE = 16 * 1024 * 1024
 # A limit in bytes that nothing reaches, for values whose size is checked elsewhere or not limited.
