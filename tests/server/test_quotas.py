@@ -263,6 +263,22 @@ def test_what_ends_a_session_at_the_limit(served, space):
     assert refused(changed, "checkpoints_per_minute")
 
 
+def test_what_ends_a_session_far_over_the_limit(served, space):
+    """Once the limit is below what is there, sessions can still be ended and given up, but not with much text."""
+    names = ("done", "failed", "cancelled", "held", "active")
+    assert {create(served, space, name, data={"x": os.urandom(50_000).hex()}).status for name in names} == {201}
+    lease = served.request("POST", f"/v1/sessions/held/lease?ns={space}", {}).json["lease_id"]
+    limit(served, space, bytes=1000)
+    result = {"result": os.urandom(5000).hex()}
+    assert refused(served.request("POST", f"/v1/sessions/active/complete?ns={space}", result), "bytes")
+    for name, verb, body in (("done", "complete", {}), ("failed", "fail", {"error": "x"}), ("cancelled", "cancel", {})):
+        assert served.request("POST", f"/v1/sessions/{name}/{verb}?ns={space}", body).status == 200
+    assert served.request("DELETE", f"/v1/sessions/held/lease/{lease}?ns={space}").status == 204
+    assert refused(
+        served.request("POST", f"/v1/sessions/active/records?ns={space}", {"name": "r", "value": 1}), "bytes"
+    )
+
+
 async def test_result_of_a_step_at_the_limit(served, space):
     """A step that began before the limit was reached keeps its result; one that must begin by an entry is refused."""
     async with saveslot.open(served.url, namespace=space) as sessions:

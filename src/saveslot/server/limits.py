@@ -47,7 +47,10 @@ CLOSING = frozenset({
     Kind.STEP_FINISHED, Kind.STEP_FAILED,
 })  # fmt: skip
 RESERVE, FEWEST, LEAST = 10, 10, 64 * 1024
-# Bytes of a deletion: a larger one is counted like any entry.
+# What ends or releases a session is not refused for its bytes if it is short: the namespace may be further over than
+# that, since its limit was lowered, or other processes wrote before this one counted.
+ENDING = frozenset({Kind.RELEASED, Kind.COMPLETED, Kind.FAILED, Kind.CANCELLED})
+# Bytes of a deletion, or of such an end: a larger one is counted like any entry.
 TOMB = 1024
 # Namespaces of sessions remembered, by key; a miss costs one read.
 REMEMBERED = 100_000
@@ -63,6 +66,7 @@ class Amount(msgspec.Struct):
     entries: int = 0
     closing: bool = True  # all of it is of these kinds, or an update that says why
     deleting: bool = True  # all of it are deletions
+    ending: bool = True  # all of it are short ends or releases
 
     def add(self, other: Amount, sign: int = 1) -> None:
         self.sessions += sign * other.sessions
@@ -204,7 +208,7 @@ class Account:
         if quota.sessions is not None and wanted.sessions and self._sessions(usage) + wanted.sessions > quota.sessions:
             hint = "delete some, or ask for a higher quota"
             return self._exceeded("sessions", quota.sessions, self._sessions(usage), hint)
-        if quota.bytes is not None:
+        if quota.bytes is not None and not wanted.ending:
             most = _most(quota.bytes, LEAST, wanted)
             if self._bytes(usage) + wanted.bytes > most:
                 hint = f"this brings {wanted.bytes:,} more; erase, thin or purge sessions, or ask for a higher quota"
@@ -334,7 +338,7 @@ class Limited(PassingStore):
         if not self._accounts or more <= 0:
             return await self._inner.swap(key, before, after, labels)
         space = (await self._known([key])).get(key, "")
-        wanted = Amount(bytes=more, closing=False, deleting=False)
+        wanted = Amount(bytes=more, closing=False, deleting=False, ending=False)
         accounts = await self._taken({space: wanted} if space in self._accounts else {})
         landed = wanted
         try:
@@ -393,7 +397,9 @@ def _most(limit: int, least: int, wanted: Amount) -> int:
 
 def _add(amount: Amount, group: Group) -> None:
     kinds = {entry.kind for entry in group.entries}
-    amount.closing &= kinds - {Kind.UPDATED} <= CLOSING and kinds != {Kind.UPDATED}  # an update may say why it ended
+    others = kinds - {Kind.UPDATED} or kinds  # an update may say why it ended
+    amount.closing &= others <= CLOSING
+    amount.ending &= others <= ENDING and _weight(group) <= TOMB
     amount.deleting &= group.delete and len(group.entries) == 1 and _weight(group) <= TOMB
     amount.sessions += group.create is not None
     amount.bytes += _weight(group)
