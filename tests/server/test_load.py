@@ -437,6 +437,19 @@ async def test_states_too_heavy_to_look_into_come_whole(tmp_path):
         assert served.request("GET", f"{path}/log").status == 200
 
 
+def test_many_integers_of_thousands_of_digits_are_refused(tmp_path):
+    """Integers that take a second to decode are refused before that; fewer, or as many digits in a text, are stored."""
+    with serving_process(str(tmp_path / "s.db")) as served:
+        save(served.url, b'{"agent_type":"t","session_id":"big"}', "sessions")
+        number = b"7" * 4000
+        for data, status in (
+            (b",".join([number] * 1500), 413),
+            (b",".join([number] * 100), 201),
+            (b'"%b"' % (number * 1500), 201),
+        ):
+            assert save(served.url, b'{"name":"x","data":{"a":[%b]}}' % data)[0] == status
+
+
 def test_a_body_that_grows_too_much_is_refused(tmp_path):
     """A body that becomes more than 200 times as long by decompression is refused, one that grows less is read."""
     with serving_process(str(tmp_path / "s.db")) as served:
