@@ -241,7 +241,10 @@ class ValkeyPlant:
         if column not in {"whole", "frame"}:
             parts = header.split(b" ", 3)
             if column.startswith("rest."):
-                columns = msgspec.msgpack.decode(parts[3])
+                try:
+                    columns = msgspec.msgpack.decode(parts[3])
+                except (msgspec.DecodeError, IndexError):  # damaged as a whole before
+                    return False
                 columns[self.rest.index(column[5:])] = value
                 parts[3] = msgspec.msgpack.encode(columns)
             else:

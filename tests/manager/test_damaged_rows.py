@@ -180,6 +180,21 @@ def test_damaged_column_is_a_typed_error_and_hides_nothing(plant, capsys, reques
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize(
+    ("table", "column", "what"),
+    [
+        ("sessions", "created_at", "smallest"),
+        ("sessions", "created_at", "fraction"),
+        ("workers", "beaten", "not UTF-8"),
+    ],
+)
+def test_damage_that_once_hung_or_raised_something_else(plant, table, column, what):
+    """No verb reads the same page again and again, and a worker's row is checked too."""
+    plant.restore()
+    if plant.damage(table, column, NASTY[what], 2):
+        assert asyncio.run(ask_all(plant.url)) == []
+
+
 def test_lease_without_an_end_is_refused_as_any_other(plant):
     """A damaged worker row can seem to be alive beyond the year 9999; writes to its session are `LeaseHeld`."""
     plant.restore()

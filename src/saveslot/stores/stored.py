@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from math import ceil, floor
 from typing import Annotated, Any
 
 import msgspec
@@ -95,9 +96,10 @@ _NEUTRAL: dict[str, Any] = {
     "frame": None,
 }
 _TEXTS = frozenset({"namespace", "id", "agent_type", "user_id", "worker", "name"})
-# Columns that order pages: a damaged number stays, so that the next page begins after it.
-_PLACES = frozenset({"created_at", "heartbeat", "deleted_at"})
-_LARGEST = (1 << 63) - 1
+# Columns that order pages, and where a damaged number goes, so that the next page begins after it: pages by
+# `created_at` go down, the others up.
+_PLACES = {"created_at": floor, "heartbeat": ceil, "deleted_at": ceil}
+_SMALLEST, _LARGEST = -(1 << 63), (1 << 63) - 1
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -229,9 +231,8 @@ def _neutral(column: str, stored: Any) -> Any:
     if column in _TEXTS:
         return shown_text(stored)
     if column in _PLACES:
-        if isinstance(stored, int | float) and abs(stored) < _LARGEST:
-            return int(stored)
-        return _LARGEST if not isinstance(stored, int | float) or stored > 0 else -_LARGEST
+        number = stored if isinstance(stored, int | float) else _LARGEST
+        return _PLACES[column](min(max(number, _SMALLEST), _LARGEST))
     return 0
 
 

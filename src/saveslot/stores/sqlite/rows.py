@@ -57,7 +57,8 @@ def texts_as_bytes(sql: str) -> str:
         for columns in (COLUMNS, HEADER):
             names = [f"{table}{name}" for name in columns.split(", ")]
             sql = sql.replace(", ".join(names), ", ".join(map(_as_bytes, names)))
-        sql = sql.replace(f"coalesce({worker}name, '')", _as_bytes(f"coalesce({worker}name, '')"))
+        for column in (f"coalesce({worker}name, '')", f"coalesce({worker}beaten, 0)"):
+            sql = sql.replace(column, _as_bytes(column))
     return sql
 
 
