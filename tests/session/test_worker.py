@@ -584,6 +584,19 @@ async def test_lost_answer_to_a_release_leaves_no_lock(agents, how):
     assert kinds == [Kind.CREATED, Kind.TAKEN, Kind.RELEASED, Kind.TAKEN, Kind.CHECKPOINT, Kind.RELEASED]
 
 
+@pytest.mark.parametrize("how", ["late", "never"])
+async def test_lost_answer_to_a_release_after_a_claim_leaves_no_orphan(agents, how):
+    """An orphan that was claimed and released without an error is no orphan again, though the answer was lost."""
+    agent, other = await agents(), await agents()
+    held = await other.sessions.take("s")
+    await held.release(error=RuntimeError("why"))
+    (held,) = await agent.sessions.claim()
+    setattr(agent.way, how, 1)
+    await held.release()
+    await until(agent.free)
+    assert await other.sessions.claim() == []
+
+
 async def test_failed_claim_keeps_nothing(agents):
     """Orphans acquired before the rest of the claim failed are orphans again, because the caller never got them."""
     agent, other = await agents(SHORT), await agents(SHORT)

@@ -182,17 +182,18 @@ def exhaustion(store: Store, head: Head, past: Attempts) -> Draft:
     return failure(store, head, "max_attempts", past.error, {"attempts": past.failed})
 
 
-async def parting(store: Store, head: Head, note: Data | None) -> Draft:
+async def parting(store: Store, head: Head, note: Data | EllipsisType | None) -> Draft:
     """Draft the release of a session that the store says this worker holds, though no caller does.
 
-    `note` is that of a release by an error whose outcome was unknown. A claim that reached no caller is undone.
+    `note` is that of a release whose outcome was unknown; `...`: there was none. A claim that reached no caller is
+    undone.
     """
     past = await read(store, head) if head.row.locked is None else NONE
     if past.cancelled is not None:
         return cancellation(store, head, past.cancelled)
     draft = Draft(head.row.key, Point.of(head), codec.ANY_SIZE, store.traits.stamp)
-    if note is None and head.last.kind is Kind.CLAIMED:
-        note = {"attempts": past.failed - 1}
+    if note is ...:
+        note = {"attempts": past.failed - 1} if head.last.kind is Kind.CLAIMED else None
     draft.release(note)
     return draft
 

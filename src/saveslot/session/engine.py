@@ -180,7 +180,7 @@ class Engine:
                 and head.row.owner == worker.row.id
                 and head.row.lease not in worker.holders
             ]
-            drafts = [await attempts.parting(vault, head, notes.get(head.row.lease or b"")) for head in ours]
+            drafts = [await attempts.parting(vault, head, notes.get(head.row.lease or b"", ...)) for head in ours]
             verdicts = await vault.append([draft.group for draft in drafts])
             for head, draft, verdict in zip(ours, drafts, verdicts, strict=True):
                 if verdict.outcome is Outcome.APPENDED:
