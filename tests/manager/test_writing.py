@@ -332,7 +332,7 @@ async def test_tight_write_loop_yields_to_other_tasks(sessions, session, monkeyp
             await asyncio.sleep(0)
 
     task = asyncio.ensure_future(turn())
-    for n in range(100):
+    for n in range(300):
         await sessions.checkpoint(session.session_id, "c", {"n": n})
     task.cancel()
     assert turned >= 40

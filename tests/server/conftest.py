@@ -38,19 +38,24 @@ class Served:
         return self.url.removeprefix("http://")
 
     def request(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        """Send a request; `body` as JSON unless it is bytes; in header names "_" stands for "-"."""
-        connection = HTTPConnection(self.address, timeout=60)
-        names = {name.replace("_", "-"): value for name, value in headers.items()}
-        if body is not None and not isinstance(body, bytes):
-            body = json.dumps(body).encode()
-            names.setdefault("content-type", "application/json")
-        try:
-            connection.request(method, path, body, names)
-            answer = connection.getresponse()
-            lowered = {name.lower(): value for name, value in answer.getheaders()}
-            return Answer(answer.status, lowered, answer.read())
-        finally:
-            connection.close()
+        return request(self.url, method, path, body, **headers)
+
+
+def request(url: str, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+    """Send a request; `body` as JSON unless it is bytes; in header names "_" stands for "-"."""
+    address, slash, prefix = url.removeprefix("http://").partition("/")
+    connection = HTTPConnection(address, timeout=60)
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    if body is not None and not isinstance(body, bytes):
+        body = json.dumps(body).encode()
+        names.setdefault("content-type", "application/json")
+    try:
+        connection.request(method, slash + prefix + path, body, names)
+        answer = connection.getresponse()
+        lowered = {name.lower(): value for name, value in answer.getheaders()}
+        return Answer(answer.status, lowered, answer.read())
+    finally:
+        connection.close()
 
 
 @contextmanager

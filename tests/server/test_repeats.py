@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import httpx
 import pytest
 
 from saveslot.errors import Unavailable
@@ -15,7 +14,7 @@ from saveslot.server.v1.conditions import KEY
 from saveslot.stores import Store
 from saveslot.stores.around.wrapper import PassingStore
 from saveslot.stores.memory import MemoryStore
-from tests.server.conftest import Served, serving
+from tests.server.conftest import Answer, Served, request, serving
 
 NO_ENTRY = "a heartbeat is not an entry: the next one is as good as the last one"
 SAME = "a repeat leaves things as the first one did, and HTTP calls it idempotent"
@@ -241,19 +240,19 @@ def test_a_repeat_goes_on_where_the_first_request_stopped(serving):
 
     url = serving.serve(opened)
 
-    def post(path: str, body: Any, **headers: str) -> httpx.Response:
-        return httpx.post(url + path, json=body, headers=headers, timeout=60)
+    def post(path: str, body: Any, **headers: str) -> Answer:
+        return request(url, "POST", path, body, **headers)
 
     for name in ("one", "two"):  # what completed and what failed is purged one after the other
-        assert post("/v1/sessions", {"agent_type": "a", "session_id": name}).status_code == 201
-    assert post("/v1/sessions/one/complete", {}).status_code == 200
-    assert post("/v1/sessions/two/fail", {"error": "x"}).status_code == 200
+        assert post("/v1/sessions", {"agent_type": "a", "session_id": name}).status == 201
+    assert post("/v1/sessions/one/complete", {}).status == 200
+    assert post("/v1/sessions/two/fail", {"error": "x"}).status == 200
     body, key = {"older_than": 0, "grace": 0, "dry_run": False, "count": 2}, {"idempotency-key": "k"}
-    assert post("/v1/gc", {**body, "count": 1}, **key).status_code == 409
-    assert post("/v1/gc", body, **key).status_code == 503
+    assert post("/v1/gc", {**body, "count": 1}, **key).status == 409
+    assert post("/v1/gc", body, **key).status == 503
     stores[0].whole = True
-    assert post("/v1/gc", {**body, "count": 1}, **key).json()["path"] == "idempotency_key"
-    assert post("/v1/gc", body).status_code == 409
+    assert post("/v1/gc", {**body, "count": 1}, **key).json["path"] == "idempotency_key"
+    assert post("/v1/gc", body).status == 409
     done = post("/v1/gc", body, **key)
-    assert (done.status_code, done.json()["sessions"]) == (200, ["two"])
-    assert post("/v1/gc", body, **key).json() == done.json()
+    assert (done.status, done.json["sessions"]) == (200, ["two"])
+    assert post("/v1/gc", body, **key).json == done.json

@@ -247,7 +247,7 @@ class Owner:
 
 
 # Attributes of a session that are not for users: `dir`, which a REPL completes from, omits them.
-INTERNAL = frozenset({"by_holder", "loaded", "locked", "seen", "staged", "warned"})
+INTERNAL = frozenset({"by_holder", "loaded", "locked", "seen", "staged", "stored", "warned"})
 
 
 @dataclass

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
-
 import saveslot
 from saveslot.server.load import IMPORTS
 from saveslot.session.model import SessionCheckpoint
 from saveslot.stores.around.wrapper import PassingStore
 from saveslot.stores.memory import MemoryStore
 from saveslot.values.log import Group, Verdict
+from tests.server.conftest import request
 
 
 def created(served, session_id: str, *names: str, **more) -> None:
@@ -179,12 +178,12 @@ def test_the_answer_to_an_import_or_a_copy_decodes_no_state(serving, monkeypatch
     url = serving.serve(opened) + "/v1"
 
     def post(path: str, body: Any, status: int = 201) -> None:
-        answer = httpx.post(url + path, json=body, timeout=60)
-        assert (answer.status_code, answer.json().get("checkpoints")) == (status, None), answer.text
+        answer = request(url, "POST", path, body)
+        assert (answer.status, answer.json.get("checkpoints")) == (status, None), answer.body
 
     post("/sessions", {"agent_type": "a", "session_id": "s", "data": {"n": 0}})
     post("/sessions/s/checkpoints", {"name": "c", "put": {"n": 1}})
-    export = httpx.get(f"{url}/sessions/s/export").json()
+    export = request(url, "GET", "/sessions/s/export").json
     monkeypatch.setattr(SessionCheckpoint, "data", property(decoded))
     post("/imports?session_id=imported", export)
     post("/sessions/s/copy", {"to": "copied"})
@@ -215,12 +214,11 @@ def test_few_imports_are_worked_on_at_a_time(serving):
         return stores[0]
 
     url = serving.serve(opened) + "/v1"
-    assert httpx.post(url + "/sessions", json={"agent_type": "a", "session_id": "s"}, timeout=60).status_code == 201
-    export = httpx.get(f"{url}/sessions/s/export", timeout=60).content
-    json_type = {"content-type": "application/json"}
+    assert request(url, "POST", "/sessions", {"agent_type": "a", "session_id": "s"}).status == 201
+    export = request(url, "GET", "/sessions/s/export").body
 
     def load(n: int) -> int:
-        return httpx.post(f"{url}/imports?session_id=s{n}", content=export, headers=json_type, timeout=60).status_code
+        return request(url, "POST", f"/imports?session_id=s{n}", export, content_type="application/json").status
 
     with ThreadPoolExecutor(8) as pool:
         assert [*pool.map(load, range(8))] == [201] * 8
