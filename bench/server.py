@@ -4,7 +4,7 @@ python -m bench.server [SECONDS]        (prints a table; starts and removes its 
 
 64 sessions save 1 KB as fast as they can, all from one process, which shares the machine with the server and with
 PostgreSQL: straight, through `/store`, and through `/v1` as JSON, by turns. CPU time is that of this process and of the
-server, per checkpoint.
+server, per checkpoint. At the end 1,000 listeners of `/v1/events` wait for a checkpoint, 20 times.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ SESSIONS = 64
 PAYLOAD = "x" * 1000
 ROUNDS = 3
 READS = 300
+LISTENERS = 1000
+EVENTS = 20
 
 
 class Rate(NamedTuple):
@@ -116,6 +118,29 @@ async def resume(url: str, session_id: str) -> float:
         return (perf_counter() - began) * 1000
 
 
+async def events(url: str) -> list[float]:
+    """Milliseconds from the start of a checkpoint until every listener has its event, for each of some checkpoints."""
+    host, _, port = str(parse_url(url).hosts[0]).rpartition(":")
+    request = f"GET /v1/events HTTP/1.1\r\nhost: {host}:{port}\r\n\r\n".encode()
+    async with saveslot.open(url) as sessions:
+        session = await sessions.create_session("bench")
+        listeners = [await asyncio.open_connection(host, int(port), limit=1 << 20) for _ in range(LISTENERS)]
+        for _, writer in listeners:
+            writer.write(request)
+        await asyncio.gather(*(reader.readuntil(b"\r\n\r\n") for reader, _ in listeners))
+        await asyncio.sleep(1)  # what a stream begins with
+        times: list[float] = []
+        for n in range(EVENTS):
+            name = f"event-{n}!"
+            began = perf_counter()
+            await sessions.checkpoint(session.session_id, name, {"n": n})
+            await asyncio.gather(*(reader.readuntil(name.encode()) for reader, _ in listeners))
+            times.append((perf_counter() - began) * 1000)
+        for _, writer in listeners:
+            writer.close()
+        return times
+
+
 async def long_session(url: str) -> str:
     """A session of 1.5 MB in 1,000 turns."""
     async with saveslot.open(url) as sessions:
@@ -162,6 +187,8 @@ def main(seconds: float) -> None:
         session_id = asyncio.run(long_session(postgres.url))
         times = [min(asyncio.run(resume(url, session_id)) for _ in range(5)) for url in (postgres.url, http)]
         print(f"resume of 1.5 MB: direct {times[0]:.1f} ms, /store {times[1]:.1f} ms")
+        waits = asyncio.run(events(http))
+        print(f"an event at all of {LISTENERS:,} listeners: median {median(waits):.0f} ms, longest {max(waits):.0f} ms")
 
 
 if __name__ == "__main__":
