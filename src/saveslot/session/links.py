@@ -139,7 +139,8 @@ class LinkedStore(ForkGuard):
                 tips[group.key] = (last.append_id, last.digest[-LINK:], verdict.times[-REACH:])
             else:  # also a retry: the first attempt may have been sealed differently
                 tips.pop(group.key, None)
-                verdict.head = verdict.head and _bare(verdict.head)
+                # A copy: a store may answer the conflicts and reads of many callers by one entry.
+                verdict.head = verdict.head and _bare(replace(verdict.head))
         if len(tips) > REMEMBERED:
             self._forget()
         return verdicts
