@@ -1,8 +1,8 @@
-"""Counts what a request reads from the store as bytes that it has in memory, and reads in pieces: of no answer is more
-in memory than was counted, but for one piece.
+"""Counts what a request reads from the store as bytes that it has in memory, and reads in pieces.
 
-What a piece holds at most is known, since notes and bodies that come through a server have at most `LONGEST` bytes as
-stored, and frames are read as far as there is room for them.
+A piece counts once it has been read, so up to `TOGETHER` pieces are in memory that no request has counted yet, and what
+a request leaves to a thread is not counted. What a piece holds at most is known, since notes and bodies that come
+through a server have at most `LONGEST` bytes as stored, and frames are read as far as there is room for them.
 """
 
 from __future__ import annotations
